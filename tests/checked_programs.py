@@ -17,10 +17,11 @@ from treadle.verify.certificate.graphs import Records
 from treadle.verify.certificate.programs import kernel_record, program_record
 from treadle_checker.bounds import check_bounds
 from treadle_checker.graph import read_graph
-from treadle_checker.kernel_checks import Site, Walk, check_call
+from treadle_checker.kernel_checks import check_call
 from treadle_checker.program import read_kernel, read_program
 from treadle_checker.races import check_races
 from treadle_checker.reading import Rejected
+from treadle_checker.sites import Site, Walk
 
 
 def graphs_of(program: Program) -> dict[str, Any]:

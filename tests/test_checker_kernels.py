@@ -26,17 +26,18 @@ from test_lanes import kernel as lanes_kernel
 from treadle.autodiff.backward import differentiate
 from treadle.ir.graph import Graph
 from treadle.kernel.index import Var, constant, divide, uses, variable
-from treadle.kernel.nodes import Barrier, For, Kernel, Literal, Role, Store
+from treadle.kernel.nodes import Barrier, For, Kernel, Literal, Matmul, Role, Store
 from treadle.kernel.program import Program
-from treadle.kernel.traverse import map_statements
+from treadle.kernel.traverse import map_statements, walk
 from treadle.schedule.schedule import CPU, GPU, Target, schedule
 from treadle.verify.certificate.programs import kernel_record
 from treadle.verify.indices import evaluate_index
 from treadle.verify.kernels import check_kernels
-from treadle_checker.kernel_checks import Walk, check_program
+from treadle_checker.kernel_checks import check_program
 from treadle_checker.program import read_kernel, read_program
 from treadle_checker.races import check_races
 from treadle_checker.reading import Rejected
+from treadle_checker.sites import Walk
 
 TARGETS = {"cpu": CPU, "gpu": GPU}
 
@@ -452,3 +453,17 @@ def test_the_checker_imports_nothing_of_the_compiler() -> None:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
             assert all(name.split(".")[0] != "treadle" for name in names), path
+
+
+def test_products_of_one_column_do_not_meet() -> None:
+    """Columns lie as far apart as matrices do, and there is one."""
+    specs = td.Spec((8192, 512, 4), td.bfloat16), td.Spec((8192, 4, 1), td.bfloat16)
+    program = schedule(td.trace(lambda a, b: a @ b, *specs), target=GPU)
+    assert any(isinstance(s, Matmul) for k in program.distinct() for s in walk(k.body))
+    assert reasons(program, GPU, 0) == set()
+
+
+def test_parts_of_a_variance_are_read_and_left() -> None:
+    program = schedule(td.trace(lambda x: td.var(x, (0,)), td.Spec((256, 8, 256))), target=GPU)
+    assert any("spread" in str(b.content) for b in program.bindings.every)
+    assert all("variance" in reason for reason in reasons(program, GPU))

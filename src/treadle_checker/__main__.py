@@ -17,9 +17,8 @@ EPILOG = "Exit codes: 0 accepted, 1 rejected, 2 unreadable, 3 accepted with part
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="treadle_checker", description="Check a certificate.", epilog=EPILOG
-    )
+    told = "Check a certificate."
+    parser = argparse.ArgumentParser(prog="treadle_checker", description=told, epilog=EPILOG)
     add_arguments(parser)
     options = parser.parse_args(arguments)
     return run(options.file, options.public_key, options.effort, options.json)
@@ -28,16 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="what certificate.save wrote")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--public-key", metavar="HEX", help="the ed25519 key, 64 digits, that must have signed it"
-    )
-    parser.add_argument(
-        "--effort",
-        type=int,
-        default=1,
-        choices=range(4),
-        help="how often each kernel is compared with its graph; 0: not at all",
-    )
+    key = "the ed25519 key, 64 digits, that must have signed it"
+    parser.add_argument("--public-key", metavar="HEX", help=key)
+    effort = "how often each kernel is compared with its graph; 0: not at all"
+    parser.add_argument("--effort", type=int, default=1, choices=range(4), help=effort)
 
 
 def run(file: str, public_key: str | None, effort: int, as_json: bool) -> int:

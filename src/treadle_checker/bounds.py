@@ -9,24 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from treadle_checker.program import (
-    Assign,
-    Atom,
-    Barrier,
-    Buffer,
-    For,
-    Index,
-    Kernel,
-    Library,
-    Matmul,
-    Matrix,
-    Statement,
-    Store,
-    Value,
-    View,
-    subvalues,
-    values_of,
-)
+from treadle_checker import program as ir
+from treadle_checker.program import Assign, Atom, For, Index, Library, Matmul, Statement, Value
 from treadle_checker.reading import Rejected
 
 COMPARISONS = ("eq", "lt", "le")
@@ -41,20 +25,32 @@ class Access:
 
 def accesses_of(s: Statement) -> Iterator[Access]:
     """What a statement that is no loop touches by itself; blocks run over a matrix's elements."""
-    for value in values_of(s):
-        yield from (Access(v.name, v.index, False) for v in subvalues(value) if v.kind == "load")
-    if isinstance(s, Store):
+    yield from (Access(v.name, v.index, False) for v in ir.values_of(s) if v.kind == "load")
+    if isinstance(s, ir.Store):
         yield Access(s.buffer, s.index, True)
-    elif isinstance(s, Matmul):
-        for m, writes in ((s.target, True), (s.left, False), (s.right, False)):
-            yield Access(m.buffer, _matrix(m), writes)
-        if s.bias is not None:
-            columns = Index(0, ((1, Atom("block", "column", s.target.columns.count)),))
-            yield Access(s.bias, columns, False)
-        yield from (Access(buffer, Index(at), False) for buffer, at in s.scales)
-    elif isinstance(s, Library):
-        yield from (Access(v.buffer, _view(v), True) for v in s.results)
-        yield from (Access(v.buffer, _view(v), False) for v in s.operands)
+    elif isinstance(s, (Matmul, Library)):
+        written, read = blocks_of(s)
+        yield from (Access(b.buffer, _every(b), True) for b in written)
+        yield from (Access(b.buffer, _every(b), False) for b in read)
+
+
+def blocks_of(s: Matmul | Library) -> tuple[tuple[ir.Block, ...], tuple[ir.Block, ...]]:
+    """What is written and what is read."""
+    if isinstance(s, Library):
+        return s.results, s.operands
+    bias = () if s.bias is None else (s.bias,)
+    return (s.target,), (s.left, s.right, *bias, *s.scales)
+
+
+def _every(block: ir.Block) -> Index:
+    """All elements: an index with a number below each axis's count."""
+    offset, terms = block.index.offset, list(block.index.terms)
+    for i, axis in enumerate(block.axes):
+        low, high = min(axis.listed, default=0), max(axis.listed, default=0)
+        step, count = (1, high - low + 1) if axis.listed else (axis.stride, axis.count)
+        offset += low
+        terms.append((step, Atom("block", f"axis {i}", count)))
+    return Index(offset, tuple(terms))
 
 
 def accesses_in(body: tuple[Statement, ...]) -> Iterator[Access]:
@@ -76,34 +72,24 @@ def _with_block(index: Index, loop: For) -> Index:
     return Index(index.offset, tuple(terms))
 
 
-def _matrix(m: Matrix) -> Index:
-    terms, offset = list(m.index.terms), m.index.offset
-    for name, axis in (("row", m.rows), ("column", m.columns)):
-        low, high = axis.ends
-        step, count = (1, high - low + 1) if axis.listed else (axis.stride, axis.count)
-        terms.append((step, Atom("block", name, count)))
-        offset += low if axis.listed else 0
-    return Index(offset, tuple(terms))
-
-
-def _view(v: View) -> Index:
-    axes = enumerate(zip(v.strides, v.shape, strict=True))
-    return Index(v.start, tuple((step, Atom("block", f"axis {i}", n)) for i, (step, n) in axes))
-
-
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is known at a point: loops around it, locals by dtype and depth, guards that hold."""
+    """What is known at a point: loops around it, locals by dtype, guards that hold. With
+    `only_ranges` names and guards are taken as checked."""
 
     loops: tuple[For, ...] = ()
-    locals: tuple[tuple[str, tuple[str, int]], ...] = ()
+    locals: tuple[tuple[str, str], ...] = ()
     guards: tuple[Value, ...] = ()
+    only_ranges: bool = False
 
-    def local(self, name: str) -> tuple[str, int]:
-        found = next((known for local, known in reversed(self.locals) if local == name), None)
+    def local(self, name: str) -> str:
+        found = next((dtype for local, dtype in reversed(self.locals) if local == name), None)
         if found is None:
             raise Rejected(f"{name} is used before it is named")
         return found
+
+    def under(self, guard: Value | None) -> Scope:
+        return self if guard is None else replace(self, guards=self.guards + tuple(_held(guard)))
 
     def ends(self, index: Index) -> tuple[int, int]:
         """The lowest and the highest value of an index."""
@@ -120,8 +106,9 @@ class Scope:
             if loop is None:
                 raise Rejected(f"{atom} is the variable of no loop around")
             return 0, loop.extent - 1
-        if isinstance(atom.of, str):
-            if atom.kind == "data" and "int" not in self.local(atom.of)[0]:
+        if isinstance(atom.of, str) or (self.only_ranges and atom.kind == "bounded"):
+            is_data = atom.kind == "data" and not self.only_ranges
+            if is_data and "int" not in self.local(str(atom.of)):
                 raise Rejected(f"the index {atom.of} is no integer")
             return 0, max(0, atom.size - 1)
         low, high = self.ends(atom.of)
@@ -137,41 +124,49 @@ class Scope:
         return 0, min(atom.size - 1, high)
 
 
-def bounds_held(guard: Value) -> list[Value]:
+def _held(guard: Value) -> Iterator[Value]:
     """The bounds that a guard makes sure of."""
-    if guard.kind == "apply" and guard.name == "and":
-        return [bound for operand in guard.operands for bound in bounds_held(operand)]
-    return [guard] if guard.kind == "within" else []
+    if guard.kind == "within":
+        yield guard
+    elif guard.kind == "apply" and guard.name == "and":
+        for operand in guard.operands:
+            yield from _held(operand)
 
 
-def check_bounds(kernel: Kernel) -> None:
+def check_bounds(kernel: ir.Kernel) -> None:
     """Rejected, with what is wrong, where an access may leave its buffer."""
     every = (*kernel.buffers, *kernel.scratch)
-    buffers = {b.name: b for b in every}
-    if len(buffers) != len(every):
+    if len({b.name for b in every}) != len(every):
         raise Rejected("two buffers have one name")
-    _Checker(buffers, {b.name for b in (*kernel.outputs, *kernel.scratch)}).body(
-        kernel.body, Scope()
-    )
+    written = {b.name for b in (*kernel.outputs, *kernel.scratch)}
+    _Checker({b.name: b for b in every}, written).body(kernel.body, Scope())
 
 
 class _Checker:
-    def __init__(self, buffers: dict[str, Buffer], written: set[str]):
+    def __init__(self, buffers: dict[str, ir.Buffer], written: set[str]):
         self.buffers, self.written = buffers, written
 
     def body(self, body: tuple[Statement, ...], scope: Scope) -> None:
         for s in body:
-            if isinstance(s, For):
-                self.loop(s, scope)
-                continue
-            inner = scope
-            if isinstance(s, Store) and s.guard is not None:
-                self.value(s.guard, scope)
-                inner = replace(scope, guards=(*scope.guards, *bounds_held(s.guard)))
-            self.statement(s, inner)
-            if isinstance(s, Assign) and s.kind == "let":
-                named = s.local, (s.value.dtype, len(scope.loops))
-                scope = replace(scope, locals=(*scope.locals, named))
+            match s:
+                case For():
+                    self.loop(s, scope)
+                case Assign():
+                    self.value(s.value, scope)
+                    if s.kind == "let":
+                        named = s.local, s.value.dtype
+                        scope = replace(scope, locals=(*scope.locals, named))
+                    self.same(scope.local(s.local), s.value.dtype, s.local)
+                case ir.Store():
+                    if s.guard is not None:
+                        self.value(s.guard, scope)
+                    self.value(s.value, scope.under(s.guard))
+                    dtype = self.inside(Access(s.buffer, s.index, True), scope.under(s.guard))
+                    self.same(dtype, s.value.dtype, s.buffer)
+                case Matmul() | Library():
+                    self.fits(s, scope)
+                    for access in accesses_of(s):
+                        self.inside(access, scope)
 
     def loop(self, s: For, scope: Scope) -> None:
         if any(s.var == loop.var for loop in scope.loops):
@@ -181,62 +176,46 @@ class _Checker:
         if s.extent:  # else it is never reached
             self.body(s.body, replace(scope, loops=(*scope.loops, s)))
 
-    def statement(self, s: Statement, scope: Scope) -> None:
-        match s:
-            case Assign():
-                self.value(s.value, scope)
-                if s.kind != "let":
-                    self.same(scope.local(s.local)[0], s.value.dtype, s.local)
-            case Store(buffer, index, value):
-                self.value(value, scope)
-                self.inside(Access(buffer, index, True), scope)
-                self.same(self.buffers[buffer].dtype, value.dtype, buffer)
-            case Matmul(target, left, right):
-                m, k, n = target.rows.count, left.columns.count, target.columns.count
-                if (left.rows.count, right.rows.count, right.columns.count) != (m, k, n):
-                    raise Rejected("the matrices of a product do not fit")
-                if target.buffer in (left.buffer, right.buffer):
-                    raise Rejected(f"a product is written to its operand {target.buffer}")
-            case Library(name, results, operands):
-                if scope.loops or {v.buffer for v in results} & {v.buffer for v in operands}:
-                    raise Rejected(f"{name} is in a loop, or writes what it reads")
-            case Barrier():
-                pass
-        if isinstance(s, (Matmul, Library)):
-            for access in accesses_of(s):
-                self.inside(access, scope)
+    def fits(self, s: Matmul | Library, scope: Scope) -> None:
+        written, read = ({b.buffer for b in blocks} for blocks in blocks_of(s))
+        if written & read:
+            raise Rejected(f"{sorted(written & read)} is written by a product or a call, and read")
+        if isinstance(s, Library):
+            if scope.loops:
+                raise Rejected(f"{s.name} is in a loop")
+            return
+        (m, n), (rows, k), (depth, columns) = (
+            [axis.count for axis in block.axes] for block in (s.target, s.left, s.right)
+        )
+        if (rows, depth, columns) != (m, k, n) or any(b.axes for b in s.scales):
+            raise Rejected("the matrices of a product do not fit")
+        if s.bias is not None and [a.count for a in s.bias.axes] != [n]:
+            raise Rejected("the bias of a product does not fit")
 
     def value(self, value: Value, scope: Scope) -> None:
+        kinds = [v.dtype for v in value.operands]
         match value.kind:
             case "load":
-                self.inside(Access(value.name, value.index, False), scope)
-                self.same(self.buffers[value.name].dtype, value.dtype, value.name)
+                dtype = self.inside(Access(value.name, value.index, False), scope)
+                self.same(dtype, value.dtype, value.name)
             case "local":
-                self.same(scope.local(value.name)[0], value.dtype, value.name)
+                self.same(scope.local(value.name), value.dtype, value.name)
             case "position" | "within":
                 scope.ends(value.index)
             case "guarded":
-                guard, inner, other = value.operands
-                self.value(guard, scope)
-                self.value(inner, replace(scope, guards=(*scope.guards, *bounds_held(guard))))
-                self.value(other, scope)
-                self.same(inner.dtype, value.dtype, "a guarded value")
-                self.same(other.dtype, value.dtype, "a guarded value")
-            case "apply":
-                self.operands(value)
-                for operand in value.operands:
-                    self.value(operand, scope)
-            case "convert":
-                self.value(value.operands[0], scope)
+                self.value(value.operands[1], scope.under(value.operands[0]))
+                if kinds[1:] != [value.dtype] * 2:
+                    raise Rejected(f"a guarded {value.dtype} of {kinds}")
+            case "apply":  # operands have one dtype, the result's unless it compares or chooses
+                given = set(kinds[1:] if value.name == "where" else kinds)
+                if len(given) != 1 or (value.name not in COMPARISONS and given != {value.dtype}):
+                    raise Rejected(f"{value.name} of {sorted(given)} gives {value.dtype}")
+        for k, operand in enumerate(value.operands):
+            if (value.kind, k) != ("guarded", 1):
+                self.value(operand, scope)
 
-    def operands(self, value: Value) -> None:
-        """Operands have one dtype, the result's if it does not compare or choose."""
-        first = value.operands[1:] if value.name == "where" else value.operands
-        kinds = {v.dtype for v in first}
-        if len(kinds) != 1 or (value.name not in COMPARISONS and kinds != {value.dtype}):
-            raise Rejected(f"{value.name} of {sorted(kinds)} gives {value.dtype}")
-
-    def inside(self, access: Access, scope: Scope) -> None:
+    def inside(self, access: Access, scope: Scope) -> str:
+        """The dtype of what is accessed."""
         buffer = self.buffers.get(access.buffer)
         if buffer is None:
             raise Rejected(f"{access.buffer} is no buffer")
@@ -245,6 +224,7 @@ class _Checker:
             raise Rejected(f"{buffer.name} of {buffer.size} may be accessed at {low} … {high}")
         if access.writes and access.buffer not in self.written:
             raise Rejected(f"{access.buffer} is written and no output")
+        return buffer.dtype
 
     def same(self, expected: str, found: str, what: str) -> None:
         if expected != found:

@@ -1,31 +1,30 @@
 """Values of a graph at some of their elements, asked for by flat index; ops ask their operands.
 
-An element may have a slope, its derivative along a direction: moves and sums move and sum slopes,
-`slopes.py` has the rest. What is asked for is an array of indices, what is found one of elements.
+What is asked for is an array of indices, what is found one of elements. All elements are asked for
+in the same way as some. Slopes, where elements have them, move and sum as elements do.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from treadle_checker import slopes
-from treadle_checker.composites import DEFINITIONS, body_of
-from treadle_checker.field import ELEMENTWISE, Array, Element, Field, chosen, is_float
+from treadle_checker import field as numbers
+from treadle_checker.field import Array, Element, Field, chosen, is_float, joined, plain
 from treadle_checker.reading import NotEstablished
-from treadle_checker.types import labels, window_starts
-from treadle_checker.values import Graph, Literal, Node, Type, Value
+from treadle_checker.types import Graph, Literal, Node, Type, Value, labels, window_starts
 
 Source = Callable[[Array], Element]  # elements by flat index
+Shape = tuple[int, ...]
 MOST = 2**23  # elements of anything that is made at once
 BLOCK = 2**21  # terms of sums that are made at once
 
 
-def unravel(at: Array, shape: tuple[int, ...]) -> list[Array]:
+def unravel(at: Array, shape: Shape) -> list[Array]:
     """Indices along each axis."""
     found: list[Array] = []
     for n in reversed(shape):
@@ -34,9 +33,18 @@ def unravel(at: Array, shape: tuple[int, ...]) -> list[Array]:
     return found[::-1]
 
 
-def ravel(index: list[Array], shape: tuple[int, ...], length: int) -> Array:
+def ravel(index: list[Array], shape: Shape, length: int) -> Array:
     at = np.zeros(length, np.int64)
     for i, n in zip(index, shape, strict=True):
+        at = at * n + i
+    return at
+
+
+def table(rows: list[Array | None], columns: list[Array | None], sizes: Shape) -> Array:
+    """Flat indices of rows by columns: of each axis, either is given and the other is None."""
+    parts = [c[None, :] if r is None else r[:, None] for r, c in zip(rows, columns, strict=True)]  # type: ignore[index]
+    at = np.zeros((1, 1), np.int64)
+    for i, n in zip(parts, sizes, strict=True):
         at = at * n + i
     return at
 
@@ -51,6 +59,12 @@ def _distinct(at: Array, size: int) -> tuple[Array, Array]:
     return np.flatnonzero(is_asked), (np.cumsum(is_asked) - 1)[at]
 
 
+def _limited(count: int) -> int:
+    if count > MOST:
+        raise NotEstablished(f"{count} elements of a graph are needed at once")
+    return count
+
+
 class Elements:
     """The values of one graph. `given` says which of them have a source of their own."""
 
@@ -61,9 +75,7 @@ class Elements:
         self.bodies: dict[int, Elements] = {}
 
     def at(self, value: Value, at: Array) -> Element:
-        if len(at) > MOST:
-            raise NotEstablished(f"{len(at)} elements of a graph are needed at once")
-        self.field.spend(len(at))
+        self.field.spend(_limited(len(at)))
         source = self.given(value)
         if source is not None:
             return source(at)
@@ -78,13 +90,15 @@ class Elements:
             self.some[key] = self._made(value, unique)
         return self.some[key].map(lambda a: a[places])
 
+    def table(self, value: Value, at: Array) -> Element:
+        """The same for indices of any shape."""
+        return self.at(value, at.reshape(-1)).map(lambda a: a.reshape(at.shape))
+
     def whole(self, value: Value) -> Element:
         """All elements in order."""
         if value not in self.known:
-            size = self.graph.type_of(value).size
-            if size > MOST:
-                raise NotEstablished(f"{size} elements of a graph are needed at once")
-            source, every = self.given(value), np.arange(size)
+            every = np.arange(_limited(self.graph.type_of(value).size))
+            source = self.given(value)
             self.known[value] = source(every) if source is not None else self._made(value, every)
         return self.known[value]
 
@@ -102,459 +116,56 @@ class Elements:
     def _made(self, value: Value, at: Array) -> Element:
         node = self.graph.nodes[value.node]
         if not len(at):
-            return Element(np.zeros(0, np.int64), np.zeros(0, np.int64))
-        if node.op in ELEMENTWISE:
+            return plain(np.zeros(0, np.int64))
+        if node.op in numbers.ELEMENTWISE:
             xs = [self.at(v, at) for v in node.operands]
             given = [self.graph.type_of(v).dtype for v in node.operands]
-            found = slopes.apply(self.field, node.op, xs, given, node.types[0].dtype)
-        elif node.op in RULES:
-            found = RULES[node.op](self, node, at, *([value.output] if node.op in SEVERAL else []))
-        elif node.op in DEFINITIONS or node.op == "call":
+            found = self.field.apply(node.op, xs, given, node.types[0].dtype)
+        elif node.op == "call":
             body = self._body(value.node, node)
             found = body.at(body.graph.outputs[value.output][2], at)
+        elif node.op == "scan":
+            found = self._scan(value, node).map(lambda a: a[at])
+        elif node.op in RULES:
+            found = RULES[node.op](_Use(self, node, at, value.output))
         else:
             raise NotEstablished(f"nothing gives {node.op} {node.attributes.get('name', '')}")
-        return found.map(lambda a: np.broadcast_to(a, at.shape))
+        return found.spread(at.shape)
 
     def _body(self, at: int, node: Node) -> Elements:
         if at not in self.bodies:
-            types = tuple(self.graph.type_of(v) for v in node.operands)
-            body = body_of(node.op, node.attributes, types)
-            self.bodies[at] = Elements(body, self.field, self._arguments(body, node))
+            body = node.attributes["body"]
+            operands = dict(zip(body.inputs, node.operands, strict=True))
+
+            def source(value: Value) -> Source | None:
+                outer = operands.get(value.node)
+                return None if outer is None else lambda at: self.at(outer, at)
+
+            self.bodies[at] = Elements(body, self.field, source)
         return self.bodies[at]
 
-    def _arguments(self, body: Graph, node: Node) -> Callable[[Value], Source | None]:
-        operands = dict(zip(body.inputs, node.operands, strict=True))
-
-        def source(value: Value) -> Source | None:
-            outer = operands.get(value.node)
-            return None if outer is None else lambda at: self.at(outer, at)
-
-        return source
-
-    def type_of(self, node: Node, operand: int = 0) -> Type:
-        return self.graph.type_of(node.operands[operand])
-
-    def operand(self, node: Node, at: Array, operand: int = 0) -> Element:
-        return self.at(node.operands[operand], at)
-
-
-RULES: dict[str, Callable[..., Element]] = {}
-SEVERAL = ("sort", "top_k", "scan")  # ops of several results: which one comes last
-
-
-def rule(*names: str) -> Callable[[Callable[..., Element]], Callable[..., Element]]:
-    def enter(function: Callable[..., Element]) -> Callable[..., Element]:
-        RULES.update(dict.fromkeys(names, function))
-        return function
-
-    return enter
-
-
-@rule("constant")
-def _constant(on: Elements, node: Node, at: Array) -> Element:
-    value, type_ = node.attributes["value"], node.attributes["type"]
-    if isinstance(value, Literal):
-        return on.field.array(value.array.reshape(-1)[at], type_.dtype)
-    return on.field.number(value, type_.dtype)
-
-
-@rule("iota")
-def _iota(on: Elements, node: Node, at: Array) -> Element:
-    type_ = node.types[0]
-    return on.field.integers(unravel(at, type_.shape)[node.attributes["axis"]], type_.dtype)
-
-
-@rule("reshape")
-def _reshape(on: Elements, node: Node, at: Array) -> Element:
-    return on.operand(node, at)
-
-
-@rule("permute", "broadcast", "slice", "flip", "window")
-def _moved(on: Elements, node: Node, at: Array) -> Element:
-    """Every element is one of the operand's."""
-    a, old, index = node.attributes, on.type_of(node).shape, unravel(at, node.types[0].shape)
-    match node.op:
-        case "permute":
-            inner = [index[a["axes"].index(i)] for i in range(len(old))]
-        case "broadcast":
-            inner = [index[i] for i in a["axes"]]
-        case "slice":
-            inner = [i * s + b for i, s, b in zip(index, a["strides"], a["starts"], strict=True)]
-        case "flip":
-            inner = [
-                n - 1 - i if k in a["axes"] else i
-                for k, (i, n) in enumerate(zip(index, old, strict=True))
-            ]
-        case _:
-            inner = index[: len(old)]
-            for k, axis in enumerate(a["axes"]):
-                inner[axis] = (
-                    inner[axis] * a["strides"][k] + index[len(old) + k] * a["dilations"][k]
-                )
-    return on.operand(node, ravel(inner, old, len(at)))
-
-
-@rule("pad")
-def _pad(on: Elements, node: Node, at: Array) -> Element:
-    a, type_ = node.attributes, on.type_of(node)
-    index, inside, inner = unravel(at, node.types[0].shape), np.ones(len(at), bool), []
-    for i, low, gap, n in zip(index, a["low"], a["interior"], type_.shape, strict=True):
-        place, rest = np.divmod(i - low, gap + 1)
-        inside &= (rest == 0) & (place >= 0) & (place < n)
-        inner.append(np.clip(place, 0, max(n - 1, 0)))
-    fill = on.field.number(a["value"], type_.dtype)
-    if not inside.any():
-        return fill
-    return chosen(inside, on.operand(node, ravel(inner, type_.shape, len(at))), fill)
-
-
-@rule("concat")
-def _concat(on: Elements, node: Node, at: Array) -> Element:
-    axis, index, first = node.attributes["axis"], unravel(at, node.types[0].shape), 0
-    found: Element | None = None
-    for k in range(len(node.operands)):
-        shape = on.type_of(node, k).shape
-        place = index[axis] - first
-        first += shape[axis]
-        inside = (place >= 0) & (place < shape[axis])
-        if inside.any():
-            inner = [*index[:axis], np.clip(place, 0, shape[axis] - 1), *index[axis + 1 :]]
-            part = on.operand(node, ravel(inner, shape, len(at)), k)
-            found = part if found is None else chosen(inside, part, found)
-    assert found is not None
-    return found
-
-
-def _lines(on: Elements, node: Node, at: Array, axes: tuple[int, ...], terms: Array) -> Element:
-    """The operand along axes that are reduced, as rows: `terms` are flat indices along them."""
-    if len(at) * len(terms) > MOST:
-        raise NotEstablished(f"{len(at)} lines of {len(terms)} elements are needed at once")
-    old = on.type_of(node).shape
-    along = iter(unravel(terms, tuple(old[i] for i in axes)))
-    across = iter(unravel(at, tuple(n for i, n in enumerate(old) if i not in axes)))
-    inner = [next(along)[None, :] if i in axes else next(across)[:, None] for i in range(len(old))]
-    shape = (len(at), len(terms))
-    flat = ravel([np.broadcast_to(i, shape).reshape(-1) for i in inner], old, len(at) * len(terms))
-    return on.operand(node, flat).map(lambda a: a.reshape(shape))
-
-
-def _every(type_: Type, axis: int) -> Array:
-    """All indices along an axis."""
-    if type_.shape[axis] > MOST:
-        raise NotEstablished(f"an axis of {type_.shape[axis]} elements is needed at once")
-    return np.arange(type_.shape[axis])
-
-
-@rule("reduce_sum", "reduce_prod", "reduce_max", "reduce_min")
-def _reduce(on: Elements, node: Node, at: Array) -> Element:
-    axes, type_, op = node.attributes["axes"], on.type_of(node), node.op.removeprefix("reduce_")
-    count = math.prod(type_.shape[i] for i in axes)
-    if count == 0:
-        return on.field.number(1 if op == "prod" else 0, type_.dtype)
-    found: Element | None = None
-    block = max(1, BLOCK // len(at))
-    for first in range(0, count, block):
-        part = _lines(on, node, at, axes, np.arange(first, min(count, first + block)))
-        part = _reduced(on, op, part, type_.dtype)
-        name = {"sum": "add", "prod": "mul"}.get(op, op)
-        found = part if found is None else slopes.combined(on.field, name, found, part, type_.dtype)
-    assert found is not None
-    return found
-
-
-def _reduced(on: Elements, op: str, rows: Element, dtype: str) -> Element:
-    if op == "sum":
-        return on.field.total(rows, dtype)
-    if op in ("max", "min"):
-        order = on.field.order(rows, dtype)
-        place = (order.argmax(-1) if op == "max" else order.argmin(-1))[:, None]
-        return rows.map(lambda a: np.take_along_axis(a, place, -1)[:, 0])
-    while rows.p.shape[1] > 1:  # pairs are multiplied
-        count = rows.p.shape[1]
-        left, right = (rows.map(_every_other(s, count - count % 2)) for s in (0, 1))
-        pairs = slopes.apply(on.field, "mul", [left, right], [dtype, dtype], dtype)
-        rows = _joined(pairs, rows.map(lambda a: a[:, -1:])) if count % 2 else pairs
-    return rows.map(lambda a: a[:, 0])
-
-
-def _every_other(first: int, stop: int) -> Callable[[Array], Array]:
-    return lambda a: a[:, first:stop:2]
-
-
-def _joined(x: Element, y: Element) -> Element:
-    count = x.p.shape[1] + y.p.shape[1]
-    first = np.minimum(np.arange(count), x.p.shape[1] - 1)
-    return chosen(np.arange(count) < x.p.shape[1], x.map(lambda a: a[:, first]), y)
-
-
-@rule("argmax", "argmin")
-def _arg(on: Elements, node: Node, at: Array) -> Element:
-    axis, type_ = node.attributes["axis"], on.type_of(node)
-    order = on.field.order(_lines(on, node, at, (axis,), _every(type_, axis)), type_.dtype)
-    found = (order.argmax(-1) if node.op == "argmax" else order.argmin(-1)).astype(np.int32)
-    return Element(found, found)
-
-
-@rule("cumsum", "sort", "top_k")
-def _along(on: Elements, node: Node, at: Array, output: int = 0) -> Element:
-    """Ops that need whole lines: sums along them, or their elements in order."""
-    a, type_ = node.attributes, on.type_of(node)
-    axis, index = a["axis"], unravel(at, node.types[output].shape)
-    place = index.pop(axis)
-    across = tuple(n for i, n in enumerate(type_.shape) if i != axis)
-    rows = _lines(on, node, ravel(index, across, len(at)), (axis,), _every(type_, axis))
-    if node.op == "cumsum":
-        taken = _every(type_, axis)[None, :]
-        within = taken >= place[:, None] if a["reverse"] else taken <= place[:, None]
-        return on.field.total(chosen(within, rows, on.field.number(0, type_.dtype)), type_.dtype)
-    order = on.field.order(rows, type_.dtype)
-    if a["descending"] if node.op == "sort" else a["largest"]:
-        order = -order
-    found = np.take_along_axis(np.argsort(order, axis=-1, kind="stable"), place[:, None], -1)
-    if output == 1:
-        return Element(found[:, 0].astype(np.int32), found[:, 0].astype(np.int32))
-    return rows.map(lambda a: np.take_along_axis(a, found, -1)[:, 0])
-
-
-def _starts(on: Elements, node: Node, operand: int, sizes: tuple[int, ...]) -> list[int]:
-    """Where a window begins: moved so that it lies inside."""
-    found, shape = on.whole(node.operands[operand]).p, on.type_of(node).shape
-    return [min(max(int(s), 0), n - k) for s, k, n in zip(found, sizes, shape, strict=True)]
-
-
-@rule("dynamic_slice")
-def _dynamic_slice(on: Elements, node: Node, at: Array) -> Element:
-    sizes, shape = node.attributes["sizes"], on.type_of(node).shape
-    starts = _starts(on, node, 1, sizes)
-    inner = [i + s for i, s in zip(unravel(at, sizes), starts, strict=True)]
-    return on.operand(node, ravel(inner, shape, len(at)))
-
-
-@rule("dynamic_update_slice")
-def _dynamic_update(on: Elements, node: Node, at: Array) -> Element:
-    sizes, shape = on.type_of(node, 1).shape, on.type_of(node).shape
-    places = [i - s for i, s in zip(unravel(at, shape), _starts(on, node, 2, sizes), strict=True)]
-    inside = np.ones(len(at), bool)
-    for place, n in zip(places, sizes, strict=True):
-        inside &= (place >= 0) & (place < n)
-    if not inside.any():
-        return on.operand(node, at)
-    inner = [np.clip(place, 0, n - 1) for place, n in zip(places, sizes, strict=True)]
-    return chosen(inside, on.operand(node, ravel(inner, sizes, len(at)), 1), on.operand(node, at))
-
-
-@rule("contract")
-def _contract(on: Elements, node: Node, at: Array) -> Element:
-    """Sums of products, a block of terms at a time."""
-    product, found = _Product(on, node, at), None
-    block = max(1, BLOCK // max(len(product.rows), len(product.columns), 1))
-    for first in range(0, product.count, block):
-        part = product.part(np.arange(first, min(product.count, first + block)))
-        if found is not None:
-            part = slopes.combined(on.field, "add", found, part, product.dtype)
-        found = part
-    return on.field.number(0, product.dtype) if found is None else found
-
-
-class _Product:
-    """As matrices where the elements that are asked for fill one, else one by one."""
-
-    def __init__(self, on: Elements, node: Node, at: Array):
-        self.on, self.node, self.dtype = on, node, node.types[0].dtype
-        self.labels = labels(node.attributes["spec"])
-        lx, ly, self.out = self.labels
-        shapes = on.type_of(node).shape + on.type_of(node, 1).shape
-        self.sizes = dict(zip(lx + ly, shapes, strict=True))
-        self.index = dict(zip(self.out, unravel(at, node.types[0].shape), strict=True))
-        self.summed = "".join(c for c in lx if c in ly and c not in self.out)
-        self.count = math.prod(self._sizes(self.summed))
-        (rows, self.row), (columns, self.column) = self._lines(lx, at), self._lines(ly, at)
-        few = len(rows) * len(columns) <= 2 * len(at) + 64
-        self.as_matrix = is_float(self.dtype) and few
-        self.rows, self.columns = (rows, columns) if self.as_matrix else (at, at)
-
-    def _sizes(self, names: str) -> tuple[int, ...]:
-        return tuple(self.sizes[c] for c in names)
-
-    def _kept(self, part: str) -> str:
-        return "".join(c for c in self.out if c in part)
-
-    def _lines(self, part: str, at: Array) -> tuple[Array, Array]:
-        """Different rows of an operand, and which of them each element needs."""
-        names = self._kept(part)
-        flat = ravel([self.index[c] for c in names], self._sizes(names), len(at))
-        unique, places = np.unique(flat, return_inverse=True)
-        return unique, places
-
-    def part(self, terms: Array) -> Element:
-        """The sum of some terms."""
-        a, b = self._operand(0, self.rows, terms), self._operand(1, self.columns, terms)
-        if self.as_matrix and a.infinite is None and b.infinite is None:
-            return slopes.matmul(self.on.field, a, b).map(lambda m: m[self.row, self.column])
-        if self.as_matrix:
-            a, b = a.map(_at(self.row)), b.map(_at(self.column))
-        products = slopes.apply(self.on.field, "mul", [a, b], [self.dtype] * 2, self.dtype)
-        return self.on.field.total(products, self.dtype)
-
-    def _operand(self, k: int, lines: Array, terms: Array) -> Element:
-        """Rows of an operand by terms."""
-        part, shape = self.labels[k], (len(lines), len(terms))
-        names, index = self._kept(part), self.index
-        if self.as_matrix:
-            index = dict(zip(names, unravel(lines, self._sizes(names)), strict=True))
-        of_terms = dict(zip(self.summed, unravel(terms, self._sizes(self.summed)), strict=True))
-        where = [index[c][:, None] if c in index else of_terms[c][None, :] for c in part]
-        flat = [np.broadcast_to(w, shape).reshape(-1) for w in where]
-        at = ravel(flat, self._sizes(part), len(lines) * len(terms))
-        return self.on.operand(self.node, at, k).map(lambda a: a.reshape(shape))
-
-
-def _at(places: Array) -> Callable[[Array], Array]:
-    return lambda a: a[places]
-
-
-@rule("unwindow")
-def _unwindow(on: Elements, node: Node, at: Array) -> Element:
-    """Each element is the sum of those of the windows that it lies in."""
-    window, shape, type_ = node.attributes["window"], node.attributes["shape"], on.type_of(node)
-    counts, index = window_starts(window, shape), unravel(at, shape)
-    total = on.field.number(0, type_.dtype).map(lambda a: np.broadcast_to(a, at.shape))
-    on.field.spend(math.prod(window["sizes"]) * 2**12)
-    for offset in product(*map(range, window["sizes"])):
-        inner, inside = list(index), np.ones(len(at), bool)
-        for k, axis in enumerate(window["axes"]):
-            place, rest = np.divmod(
-                index[axis] - offset[k] * window["dilations"][k], window["strides"][k]
-            )
-            inside &= (rest == 0) & (place >= 0) & (place < counts[k])
-            inner[axis] = np.clip(place, 0, counts[k] - 1)
-        if inside.any():
-            some = np.flatnonzero(inside)
-            flat = ravel(
-                [*(i[some] for i in inner), *(np.full(len(some), o) for o in offset)],
-                type_.shape,
-                len(some),
-            )
-            term = on.operand(node, flat).map(_at(np.clip(np.cumsum(inside) - 1, 0, None)))
-            term = chosen(inside, term, on.field.number(0, type_.dtype))
-            total = slopes.combined(on.field, "add", total, term, type_.dtype)
-    return total
-
-
-@rule("gather")
-def _gather(on: Elements, node: Node, at: Array) -> Element:
-    axis, batch, shape = node.attributes["axis"], node.attributes["batch"], on.type_of(node).shape
-    places = on.type_of(node, 1).shape
-    index, count = unravel(at, node.types[0].shape), len(places) - batch
-    flat = ravel([*index[:batch], *index[axis : axis + count]], places, len(at))
-    wanted = np.clip(on.operand(node, flat, 1).p.astype(np.int64), 0, max(0, shape[axis] - 1))
-    return on.operand(node, ravel([*index[:axis], wanted, *index[axis + count :]], shape, len(at)))
-
-
-@rule("scatter_add")
-def _scatter_add(on: Elements, node: Node, at: Array) -> Element:
-    """The sum of the updates whose index is the element's."""
-    axis, batch, type_ = node.attributes["axis"], node.attributes["batch"], on.type_of(node)
-    places, index = on.type_of(node, 1).shape, unravel(at, node.types[0].shape)
-    count = len(places) - batch
-    spots = math.prod(places[batch:])
-    if len(at) * spots > MOST or spots > MOST:
-        return _scattered(on, node, at)
-    each = unravel(np.arange(spots), places[batch:])
-    shape = (len(at), spots)
-
-    def flat(parts: list[Array], sizes: tuple[int, ...]) -> Array:
-        return ravel([np.broadcast_to(p, shape).reshape(-1) for p in parts], sizes, len(at) * spots)
-
-    down, right = [i[:, None] for i in index], [e[None, :] for e in each]
-    wanted = on.operand(node, flat([*down[:batch], *right], places), 1).p.reshape(shape)
-    inner = flat([*down[:axis], *right, *down[axis + 1 :]], type_.shape)
-    terms = on.operand(node, inner).map(lambda a: a.reshape(shape))
-    held = chosen(wanted == index[axis][:, None], terms, on.field.number(0, type_.dtype))
-    assert count >= 0
-    return on.field.total(held, type_.dtype)
-
-
-def _scattered(on: Elements, node: Node, at: Array) -> Element:
-    """All updates at once, where many elements are asked for."""
-    axis, batch, type_ = node.attributes["axis"], node.attributes["batch"], on.type_of(node)
-    places, size = on.type_of(node, 1).shape, node.attributes["size"]
-    count, shape = len(places) - batch, node.types[0].shape
-    updates = on.whole(node.operands[0])
-    if math.prod(shape) > MOST:
-        raise NotEstablished(f"sums into {math.prod(shape)} elements")
-    index = unravel(np.arange(type_.size), type_.shape)
-    flat = ravel([*index[:batch], *index[axis : axis + count]], places, type_.size)
-    wanted = on.operand(node, flat, 1).p.astype(np.int64)
-    inside = (wanted >= 0) & (wanted < size)
-    to = ravel(
-        [*index[:axis], np.clip(wanted, 0, size - 1), *index[axis + count :]], shape, type_.size
-    )
-
-    def added(x: Element) -> Element:
-        lanes = []
-        for f, a in on.field.lanes(x):
-            sums = np.zeros(math.prod(shape), np.int64)
-            np.add.at(sums, to[inside], a[inside])
-            lanes.append(sums % f.modulus)
-        return Element(lanes[0], lanes[1], None, None, x.pieces, x.slope and added(x.slope))
-
-    if not is_float(type_.dtype):
-        raise NotEstablished("many sums of integers")
-    return added(updates).map(lambda a: a[at])
-
-
-@rule("random_bits")
-def _random_bits(on: Elements, node: Node, at: Array) -> Element:
-    """Philox4x32-10: word i mod 4 of block i div 4, of the counter (block, scan, step, site)."""
-    seed0, seed1, step, micro, scan, first = (int(w) for w in on.whole(node.operands[0]).p)
-    last = ((micro << 16) + ((node.attributes["site"] + first) & 0xFFFF)) & 0xFFFFFFFF
-    mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    later = np.uint64((first >> 16) * node.attributes["blocks"])  # of the shards before
-    blocks = ((at // 4).astype(np.uint64) + later) & mask
-    words = [blocks, *(np.full_like(blocks, w) for w in (scan, step, last))]
-    keys = [seed0, seed1]
-    for _ in range(10):
-        a, b = words[0] * np.uint64(0xD2511F53), words[2] * np.uint64(0xCD9E8D57)
-        words = [
-            (b >> half) ^ words[1] ^ np.uint64(keys[0]), b & mask,
-            (a >> half) ^ words[3] ^ np.uint64(keys[1]), a & mask,
-        ]  # fmt: skip
-        keys = [(k + w) & 0xFFFFFFFF for k, w in zip(keys, (0x9E3779B9, 0xBB67AE85), strict=True)]
-    bits = np.take_along_axis(np.stack(words, -1), (at % 4)[:, None], -1)[:, 0].astype(np.uint32)
-    return Element(bits, bits)
-
-
-@rule("scan")
-def _scan(on: Elements, node: Node, at: Array, output: int) -> Element:
-    """One iteration after another, of all elements."""
-    a = node.attributes
-    body, constants, carries, length = a["body"], a["constants"], a["carries"], a["length"]
-    work = length * sum(t.size for n in body.nodes for t in n.types)
-    if work > 4 * MOST or length > 4096:
-        raise NotEstablished(f"a scan of {length} iterations and {work} elements")
-    given = [on.whole(v) for v in node.operands]
-    carried, stacked = given[constants : constants + carries], [[] for _ in body.outputs[carries:]]  # type: ignore[var-annotated]
-    for i in reversed(range(length)) if a["reverse"] else range(length):
-        slices = [_row(x, i, length) for x in given[constants + carries :]]
-        inputs: dict[int, Element] = dict(
-            zip(body.inputs, [*given[:constants], *carried, *slices], strict=True)
-        )
-        results = Elements(body, on.field, _held(inputs)).outputs()
-        carried = results[:carries]
-        for rows, result in zip(stacked, results[carries:], strict=True):
-            rows.append(result)
-    found = [*carried, *(_stacked(rows[::-1] if a["reverse"] else rows) for rows in stacked)]
-    for k, x in enumerate(found):
-        value = _result(on, node, k)
-        if on.given(value) is None:  # else it has elements of its own
-            on.known[value] = x
-    return found[output].map(lambda a: a[at])
-
-
-def _result(on: Elements, node: Node, output: int) -> Value:
-    return Value(next(i for i, n in enumerate(on.graph.nodes) if n is node), output)
+    def _scan(self, value: Value, node: Node) -> Element:
+        """One iteration after another, of all elements of all results."""
+        a = node.attributes
+        body, constants, carries, length = a["body"], a["constants"], a["carries"], a["length"]
+        work = length * sum(t.size for n in body.nodes for t in n.types)
+        if work > 4 * MOST or length > 4096:
+            raise NotEstablished(f"a scan of {length} iterations and {work} elements")
+        given = [self.whole(v) for v in node.operands]
+        carried, stacked = given[constants : constants + carries], list[list[Element]]()
+        for i in range(length)[:: -1 if a["reverse"] else 1]:
+            slices = [_row(x, i, length) for x in given[constants + carries :]]
+            held = dict(zip(body.inputs, [*given[:constants], *carried, *slices], strict=True))
+            results = Elements(body, self.field, _held(held)).outputs()
+            carried = results[:carries]
+            stacked.append(results[carries:])
+        rows = zip(*stacked[:: -1 if a["reverse"] else 1], strict=True)
+        found = [*carried, *map(joined, rows)]
+        found += [plain(np.zeros(0, np.int64))] * (len(node.types) - len(found))
+        for k, x in enumerate(found):
+            if self.given(Value(value.node, k)) is None:  # else it has elements of its own
+                self.known[Value(value.node, k)] = x
+        return found[value.output]
 
 
 def _row(x: Element, i: int, length: int) -> Element:
@@ -564,37 +175,284 @@ def _row(x: Element, i: int, length: int) -> Element:
 def _held(inputs: dict[int, Element]) -> Callable[[Value], Source | None]:
     def source(value: Value) -> Source | None:
         held = inputs.get(value.node)
-        return (
-            None if held is None else lambda at: held.map(lambda a: np.broadcast_to(a, a.shape)[at])
-        )
+        return None if held is None else lambda at: held.map(lambda a: a[at])
 
     return source
 
 
-def _stacked(rows: list[Element]) -> Element:
-    """Rows one after another; bits beside residues where any row has them."""
-    if not rows:
-        return Element(np.zeros(0, np.int64), np.zeros(0, np.int64))
+class _Use:
+    """A node at some of its elements, for the rules below."""
 
-    def joined(name: str) -> Any:
-        parts = [getattr(r, name) for r in rows]
-        if all(p is None for p in parts):
-            return None
-        return np.concatenate(
-            [
-                np.zeros(r.p.shape, np.int64) if p is None else p
-                for r, p in zip(rows, parts, strict=True)
-            ]
+    def __init__(self, on: Elements, node: Node, at: Array, output: int):
+        self.on, self.node, self.at, self.output = on, node, at, output
+        self.field, self.a, self.count = on.field, node.attributes, len(at)
+        types: list[Type] = [on.graph.type_of(v) for v in node.operands]
+        self.shapes = [t.shape for t in types]
+        self.dtype = (types or node.types)[0].dtype  # of the first operand
+        self.index = unravel(at, node.types[output].shape)
+
+    def zero(self, value: float = 0) -> Element:
+        return self.field.number(value, self.dtype)
+
+    def moved(self, index: list[Array], operand: int = 0, count: int | None = None) -> Element:
+        """An operand's elements by their index along each axis."""
+        flat = ravel(index, self.shapes[operand], self.count if count is None else count)
+        return self.on.at(self.node.operands[operand], flat)
+
+    def within(self, places: list[Array], sizes: Shape, rest: Element, operand: int = 0) -> Element:
+        """An operand's elements where an index lies inside it, else the rest."""
+        inside, inner = np.ones(self.count, bool), []
+        for place, n in zip(places, sizes, strict=True):
+            inside &= (place >= 0) & (place < n)
+            inner.append(np.clip(place, 0, max(n - 1, 0)))
+        return chosen(inside, self.moved(inner, operand), rest) if inside.any() else rest
+
+    def lines(self, axes: Shape, terms: Array, across: list[Array]) -> Element:
+        """The operand along axes that are reduced, as columns: terms by elements."""
+        _limited(len(terms) * len(across[0]) if across else len(terms))
+        shape = self.shapes[0]
+        along, rest = iter(unravel(terms, tuple(shape[i] for i in axes))), iter(across)
+        rows = [next(along) if i in axes else None for i in range(len(shape))]
+        columns = [None if i in axes else next(rest) for i in range(len(shape))]
+        at = table(rows, columns, shape)
+        return self.on.table(self.node.operands[0], np.broadcast_to(at, (len(terms), self.count)))
+
+
+def _constant(use: _Use) -> Element:
+    value, dtype = use.a["value"], use.dtype
+    if isinstance(value, Literal):
+        return use.field.array(value.array.reshape(-1)[use.at], dtype)
+    return use.field.number(value, dtype)
+
+
+def _iota(use: _Use) -> Element:
+    return use.field.integers(use.index[use.a["axis"]], use.dtype)
+
+
+def _moved(use: _Use) -> Element:
+    """Every element is one of the operand's."""
+    a, index, rank = use.a, use.index, len(use.shapes[0])
+    match use.node.op:
+        case "reshape":
+            return use.on.at(use.node.operands[0], use.at)
+        case "permute":
+            inner = [index[a["axes"].index(i)] for i in range(rank)]
+        case "broadcast":
+            inner = [index[i] for i in a["axes"]]
+        case "slice":
+            inner = [i * s + b for i, s, b in zip(index, a["strides"], a["starts"], strict=True)]
+        case "flip":
+            ends = enumerate(zip(index, use.shapes[0], strict=True))
+            inner = [n - 1 - i if k in a["axes"] else i for k, (i, n) in ends]
+        case _:
+            inner = index[:rank]
+            rows = zip(a["axes"], a["strides"], index[rank:], a["dilations"], strict=True)
+            for axis, stride, place, apart in rows:
+                inner[axis] = inner[axis] * stride + place * apart
+    return use.moved(inner)
+
+
+def _pad(use: _Use) -> Element:
+    places, n = [], -1  # nothing lies between elements that are spread out
+    for i, low, gap in zip(use.index, use.a["low"], use.a["interior"], strict=True):
+        place, rest = np.divmod(i - low, gap + 1)
+        places.append(np.where(rest == 0, place, n))
+    return use.within(places, use.shapes[0], use.zero(use.a["value"]).spread(use.at.shape))
+
+
+def _concat(use: _Use) -> Element:
+    axis, index, first = use.a["axis"], use.index, 0
+    found = use.zero().spread(use.at.shape)
+    for k, shape in enumerate(use.shapes):
+        places = [*index[:axis], index[axis] - first, *index[axis + 1 :]]
+        found = use.within(places, shape, found, k)
+        first += shape[axis]
+    return found
+
+
+def _reduce(use: _Use) -> Element:
+    axes, shape = use.a["axes"], use.shapes[0]
+    op = {"reduce_sum": "add", "reduce_prod": "mul"}.get(use.node.op, use.node.op[-3:])
+    count = math.prod(shape[i] for i in axes)
+    if count == 0:
+        return use.zero(op == "mul")
+    found: Element | None = None
+    for terms in _blocks(count, use.count):
+        part = use.field.reduced(op, use.lines(axes, terms, use.index), use.dtype)
+        found = part if found is None else use.field.combined(op, found, part, use.dtype)
+    assert found is not None
+    return found
+
+
+def _blocks(count: int, lines: int) -> Iterator[Array]:
+    """Terms one after another: nobody holds all of them."""
+    size = max(1, BLOCK // max(1, lines))
+    return (np.arange(i, min(count, i + size)) for i in range(0, count, size))
+
+
+def _along(use: _Use) -> Element:
+    """Ops that need whole lines: sums along them, or their elements in order."""
+    op, a, index = use.node.op, use.a, list(use.index)
+    axis, dtype = a["axis"], use.dtype
+    every = np.arange(_limited(use.shapes[0][axis]))
+    place = np.zeros(use.count, np.int64) if op.startswith("arg") else index.pop(axis)
+    lines = use.lines((axis,), every, index)
+    if op == "cumsum":
+        taken = every[:, None]
+        within = taken >= place if a["reverse"] else taken <= place
+        return use.field.reduced("add", chosen(within, lines, use.zero()), dtype)
+    order = use.field.order(lines, dtype)
+    if op.startswith("arg"):
+        return plain((order.argmax(0) if op == "argmax" else order.argmin(0)).astype(np.int32))
+    if a["descending"] if op == "sort" else a["largest"]:
+        order = -order
+    found = np.take_along_axis(np.argsort(order, axis=0, kind="stable"), place[None, :], 0)
+    if use.output == 1:
+        return plain(found[0].astype(np.int32))
+    return lines.map(lambda a: np.take_along_axis(a, found, 0)[0])
+
+
+def _dynamic(use: _Use) -> Element:
+    """A window that begins where an operand says, moved so that it lies inside."""
+    shape, is_update = use.shapes[0], use.node.op == "dynamic_update_slice"
+    sizes = use.shapes[1] if is_update else use.a["sizes"]
+    given = use.on.whole(use.node.operands[-1]).p
+    starts = [min(max(int(s), 0), n - k) for s, k, n in zip(given, sizes, shape, strict=True)]
+    if not is_update:
+        return use.moved([i + s for i, s in zip(use.index, starts, strict=True)])
+    places = [i - s for i, s in zip(use.index, starts, strict=True)]
+    return use.within(places, sizes, use.moved(use.index), 1)
+
+
+def _contract(use: _Use) -> Element:
+    """Sums of products, a block of terms at a time: as matrices where the elements that are asked
+    for fill one, else one by one."""
+    lx, ly, out = labels(use.a["spec"])
+    sizes = dict(zip(lx + ly, use.shapes[0] + use.shapes[1], strict=True))
+    index, dtype = dict(zip(out, use.index, strict=True)), use.node.types[0].dtype
+    summed = [c for c in lx if c in ly and c not in out]
+    depth = tuple(sizes[c] for c in summed)
+    kept = [[c for c in out if c in part] for part in (lx, ly)]
+    lines, places = zip(*[_lines_of(k, index, sizes) for k in kept], strict=True)
+    is_matrix = is_float(dtype) and math.prod(map(_length, lines)) <= 2 * use.count + 64
+    rows = [index, index]
+    if is_matrix:
+        rows = [dict(zip(k, x, strict=True)) for k, x in zip(kept, lines, strict=True)]
+    longest = max(map(_length, lines)) if is_matrix else use.count
+    found: Element | None = None
+    for terms in _blocks(math.prod(depth), longest):
+        of_terms = dict(zip(summed, unravel(terms, depth), strict=True))
+        a, b = (
+            _factor(use, k, part, row, of_terms, sizes, len(terms))
+            for k, (part, row) in enumerate(zip((lx, ly), rows, strict=True))
         )
+        if is_matrix and a.infinite is None and b.infinite is None:
+            both = use.field.matmul(a.map(np.transpose), b)
+            both = both.map(lambda m: m[places[0], places[1]])
+        else:
+            if is_matrix:
+                a, b = a.map(lambda m: m[:, places[0]]), b.map(lambda m: m[:, places[1]])
+            both = use.field.apply("mul", [a, b], [dtype] * 2, dtype)
+            both = use.field.reduced("add", both, dtype)
+        found = both if found is None else use.field.combined("add", found, both, dtype)
+    return use.field.number(0, dtype) if found is None else found
 
-    slope = None
-    if any(r.slope is not None for r in rows):
-        slope = _stacked([r.slope or slopes.zero(r) for r in rows])
-    return Element(
-        joined("q"),
-        joined("p"),
-        joined("sign"),
-        joined("infinite"),
-        any(r.pieces for r in rows),
-        slope,
-    )
+
+def _length(line: list[Array]) -> int:
+    return len(line[0]) if line else 1
+
+
+def _lines_of(kept: list[str], index: Any, sizes: Any) -> tuple[list[Array], Array]:
+    """Different lines of an operand, and which of them each element needs."""
+    if not kept:
+        return [], np.zeros((), np.int64)
+    shape, along = tuple(sizes[c] for c in kept), [index[c] for c in kept]
+    unique, places = np.unique(ravel(along, shape, len(along[0])), return_inverse=True)
+    return unravel(unique, shape), places
+
+
+def _factor(
+    use: _Use, k: int, part: str, rows: Any, terms: Any, sizes: dict[str, int], count: int
+) -> Element:
+    """Terms of an operand by its lines."""
+    down, across = [terms.get(c) for c in part], [rows.get(c) for c in part]
+    at = table(down, across, tuple(sizes[c] for c in part))
+    lines = len(next(iter(rows.values()))) if rows else 1
+    return use.on.table(use.node.operands[k], np.broadcast_to(at, (count, lines)))
+
+
+def _unwindow(use: _Use) -> Element:
+    """Each element is the sum of those of the windows that it lies in."""
+    window, index = use.a["window"], use.index
+    counts = dict(zip(window["axes"], window_starts(window, use.a["shape"]), strict=True))
+    total, nothing = use.zero().spread(use.at.shape), use.zero().spread(use.at.shape)
+    use.field.spend(math.prod(window["sizes"]) * 2**12)
+    for offset in product(*map(range, window["sizes"])):
+        places = list(index)
+        rows = zip(window["axes"], offset, window["strides"], window["dilations"], strict=True)
+        for axis, o, stride, apart in rows:
+            place, rest = np.divmod(index[axis] - o * apart, stride)
+            places[axis] = np.where((rest == 0) & (place < counts[axis]), place, -1)
+        places += [np.full(use.count, o) for o in offset]
+        term = use.within(places, use.shapes[0], nothing)
+        if term is not nothing:
+            total = use.field.combined("add", total, term, use.dtype)
+    return total
+
+
+def _gather(use: _Use) -> Element:
+    axis, batch, index = use.a["axis"], use.a["batch"], use.index
+    count, size = len(use.shapes[1]) - batch, use.shapes[0][axis]
+    found = use.moved([*index[:batch], *index[axis : axis + count]], 1).p.astype(np.int64)
+    place = np.clip(found, 0, max(0, size - 1))
+    return use.moved([*index[:axis], place, *index[axis + count :]])
+
+
+def _scatter_add(use: _Use) -> Element:
+    """The sum of the updates whose index is the element's: pairs of both, found by sorting."""
+    axis, batch, size, index = use.a["axis"], use.a["batch"], use.a["size"], use.index
+    places = use.shapes[1]
+    spots = unravel(np.arange(_limited(math.prod(places))), places)
+    wanted = use.on.whole(use.node.operands[1]).p.astype(np.int64)
+    inside = (wanted >= 0) & (wanted < size)
+    groups = (*places[:batch], size)
+    keys = np.where(inside, ravel([*spots[:batch], wanted], groups, len(wanted)), -1)
+    order = np.argsort(keys, kind="stable")
+    own = ravel([*index[:batch], index[axis]], groups, use.count)
+    first, last = (np.searchsorted(keys[order], own, side) for side in ("left", "right"))
+    count = _limited(int((last - first).sum()))
+    element = np.repeat(np.arange(use.count), last - first)
+    spot = np.arange(count) - np.repeat(np.cumsum(last - first) - last, last - first)
+    chosen_spots = [s[order[spot]] for s in spots[batch:]]
+    inner = [i[element] for i in index]
+    terms = use.moved([*inner[:axis], *chosen_spots, *inner[axis + 1 :]], 0, count)
+    nothing = use.field.number(0, use.dtype).spread(use.at.shape)
+    return use.field.scattered(terms, element, nothing, use.dtype)
+
+
+def _random_bits(use: _Use) -> Element:
+    """Philox4x32-10: word i mod 4 of block i div 4, of the counter (block, scan, step, site)."""
+    key = use.on.whole(use.node.operands[0]).p
+    seed0, seed1, step, micro, scan, first = (int(w) for w in key)
+    last = ((micro << 16) + ((use.a["site"] + first) & 0xFFFF)) & 0xFFFFFFFF
+    mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    later = np.uint64((first >> 16) * use.a["blocks"])  # of the shards before
+    blocks = ((use.at // 4).astype(np.uint64) + later) & mask
+    words = [blocks, *(np.full_like(blocks, w) for w in (scan, step, last))]
+    keys = [seed0, seed1]
+    for _ in range(10):
+        a, b = words[0] * np.uint64(0xD2511F53), words[2] * np.uint64(0xCD9E8D57)
+        left, right = (b >> half) ^ words[1], (a >> half) ^ words[3]
+        words = [left ^ np.uint64(keys[0]), b & mask, right ^ np.uint64(keys[1]), a & mask]
+        keys = [(k + w) & 0xFFFFFFFF for k, w in zip(keys, (0x9E3779B9, 0xBB67AE85), strict=True)]
+    return plain(np.take_along_axis(np.stack(words), (use.at % 4)[None], 0)[0].astype(np.uint32))
+
+
+_BY_RULE: dict[Callable[[_Use], Element], str] = {
+    _constant: "constant", _iota: "iota", _pad: "pad", _concat: "concat", _contract: "contract",
+    _moved: "reshape permute broadcast slice flip window", _unwindow: "unwindow",
+    _reduce: "reduce_sum reduce_prod reduce_max reduce_min", _gather: "gather",
+    _along: "argmax argmin cumsum sort top_k", _scatter_add: "scatter_add",
+    _dynamic: "dynamic_slice dynamic_update_slice", _random_bits: "random_bits",
+}  # fmt: skip
+RULES = {op: rule for rule, ops in _BY_RULE.items() for op in ops.split()}

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from treadle_checker.elements import Elements
-from treadle_checker.field import Element, Field, is_float, same
+from treadle_checker.elements import Elements, Source
+from treadle_checker.field import ELEMENTWISE, Array, Element, Field, is_float, same
 from treadle_checker.reading import NotEstablished, Rejected
-from treadle_checker.values import LEAVES, Graph, Node, Type, Value
+from treadle_checker.types import LEAVES, Graph, Node, Type, Value, bodies_of
 
+MOVES = frozenset(["reshape", "permute", "broadcast", "slice", "flip", "stop_gradient", "cast"])
 COMMUTATIVE = frozenset(["add", "mul", "max", "min", "and", "or", "xor", "eq"])
 MOST_NODES = 300  # between two values and those that they share
 MOST_TRIES = 6  # of deeper cuts
@@ -45,15 +46,9 @@ class Outcome:
     congruent: int = 0
     compared: int = 0
     distinct: int = 0
-    lines: list[str] = field(default_factory=list)  # of values that were compared
 
 
-@dataclass(frozen=True, slots=True)
-class Cone:
-    """Nodes from shared values, the inputs, to a pair: what is evaluated."""
-
-    graph: Graph
-    text: str  # equal cones have equal texts
+FormKey = tuple[str, int, tuple[int, ...]]  # an op, which output, and the classes it reads
 
 
 class Equality:
@@ -64,7 +59,7 @@ class Equality:
         self.parent: list[int] = []
         self.made: list[tuple[Node, int]] = []  # what a class is an output of
         self.operands: list[tuple[int, ...]] = []  # the classes that it reads
-        self.known: dict[tuple[str, int, tuple[int, ...]], int] = {}
+        self.known: dict[FormKey, int] = {}
         self.judged: dict[tuple[str, str], bool | None] = {}
         self.refuted: dict[int, str] = {}  # lines of values that no value after is equal to
         self.outcome = Outcome()
@@ -91,7 +86,7 @@ class Equality:
         return places
 
     def _class(self, node: Node, output: int, children: tuple[int, ...]) -> int:
-        if node.op == "cast" and self._keeps(node, children):
+        if node.op == "cast" and _are_alike(self._type(children[0]), node.types[0]):
             return children[0]
         key = self._key(node, output, children)
         found = self.known.get(key)
@@ -102,14 +97,7 @@ class Equality:
             self.operands.append(children)
         return found
 
-    def _keeps(self, node: Node, children: tuple[int, ...]) -> bool:
-        """Whether a node changes nothing over the reals."""
-        given = self._type(children[0]).dtype
-        return given == node.types[0].dtype or (is_float(given) and is_float(node.types[0].dtype))
-
-    def _key(
-        self, node: Node, output: int, children: tuple[int, ...]
-    ) -> tuple[str, int, tuple[int, ...]]:
+    def _key(self, node: Node, output: int, children: tuple[int, ...]) -> FormKey:
         classes = tuple(sorted(children)) if node.op in COMMUTATIVE else children
         return _FLOATS.sub('"float"', node.key), output, classes
 
@@ -117,20 +105,17 @@ class Equality:
         node, output = self.made[place]
         return node.types[output]
 
-    def _try(self, a: int, b: int) -> None:
-        """Make one class of two, if they are equal."""
+    def _try(self, a: int, b: int) -> bool:
+        """Make one class of two, if they are equal; whether they are."""
         a, b = self.find(a), self.find(b)
         if a == b:
             self.outcome.congruent += 1
-        elif self._comparable(a, b) and (self._congruent(a, b) or self._agree(a, b)):
+        elif _are_alike(self._type(a), self._type(b)) and (
+            self._congruent(a, b) or self._agree(a, b)
+        ):
             self.parent[max(a, b)] = min(a, b)
             self.refuted.pop(a, None)
-
-    def _comparable(self, a: int, b: int) -> bool:
-        x, y = self._type(a), self._type(b)
-        return x.shape == y.shape and (
-            x.dtype == y.dtype or (is_float(x.dtype) and is_float(y.dtype))
-        )
+        return self.find(a) == self.find(b)
 
     def _congruent(self, a: int, b: int) -> bool:
         """Classes may have become equal since a node was entered."""
@@ -140,20 +125,22 @@ class Equality:
             return True
         return False
 
-    def _equal_bodies(self, a: int, b: int, keys: list[tuple[str, int, tuple[int, ...]]]) -> bool:
+    def _equal_bodies(self, a: int, b: int, keys: list[FormKey]) -> bool:
         """Calls and scans whose bodies are equal graphs."""
         (x, _), (y, _) = self.made[a], self.made[b]
         if x.op != y.op or x.op not in ("call", "scan") or keys[0][1:] != keys[1][1:]:
             return False
-        rest = [
-            {k: v for k, v in n.attributes.items() if k not in ("body", "name")} for n in (x, y)
-        ]
-        bodies = x.attributes["body"], y.attributes["body"]
-        if rest[0] != rest[1]:
+        numbers = ("constants", "carries", "length", "reverse")
+        if any(x.attributes.get(n) != y.attributes.get(n) for n in numbers):
             return False
+        bodies = x.attributes["body"], y.attributes["body"]
         key = bodies[0].digest, bodies[1].digest
         if key not in self.judged:
-            self.judged[key] = _are_equal_bodies(*bodies, self.effort)
+            try:
+                check_related("equal", *bodies, [], self.effort)
+                self.judged[key] = True
+            except (NotEstablished, Rejected):
+                self.judged[key] = False
         return bool(self.judged[key])
 
     def _agree(self, a: int, b: int) -> bool:
@@ -164,15 +151,15 @@ class Equality:
         while sum(len(s.inside) for s in sides) <= MOST_NODES:
             leaves = [s.leaves for s in sides]
             self._spend(len(leaves[0]) + len(leaves[1]))
-            odd = [c for c in leaves[0] ^ leaves[1] if self._opens(c)]
+            odd = [c for c in leaves[0] ^ leaves[1] if self.made[c][0].op not in LEAVES]
             if not odd:
                 tries += 1
                 cones = [s.cone(leaves[0] | leaves[1]) for s in sides]
                 agree = self._evaluated(cones[0], cones[1])
                 if agree:
-                    self._count(b)
+                    self.outcome.compared += 1
                     return True
-                odd = [c for c in leaves[0] | leaves[1] if self._opens(c)]
+                odd = [c for c in leaves[0] | leaves[1] if self.made[c][0].op not in LEAVES]
                 if not odd or tries > MOST_TRIES or agree is None:
                     if agree is False:
                         self.refuted[a] = self.made[b][0].line or self.made[b][0].op
@@ -188,22 +175,13 @@ class Equality:
         if self.spent > self.effort.spent:
             raise NotEstablished("the graphs take too long to compare")
 
-    def _opens(self, c: int) -> bool:
-        return self.made[c][0].op not in LEAVES
-
-    def _count(self, b: int) -> None:
-        self.outcome.compared += 1
-        line = self.made[b][0].line
-        if line and line not in self.outcome.lines:
-            self.outcome.lines.append(line)
-
-    def _evaluated(self, a: Cone, b: Cone) -> bool | None:
+    def _evaluated(self, a: Graph, b: Graph) -> bool | None:
         """Whether they agree; None if that is not known."""
-        key = a.text, b.text
+        key = a.digest, b.digest
         if key not in self.judged:
             self.outcome.distinct += 1
             try:
-                self.judged[key] = any(self._agreement(a.graph, b.graph, *s) for s in _SWITCHES)
+                self.judged[key] = any(self._agreement(a, b, *s) for s in _SWITCHES)
             except NotEstablished:
                 self.judged[key] = None
         return self.judged[key]
@@ -211,7 +189,7 @@ class Equality:
     def _agreement(self, a: Graph, b: Graph, trial: int, ordered: bool, has_logs: bool) -> bool:
         """Whether both results agree at some elements."""
         needed = _CHOICES if ordered else _LOGS if has_logs else None
-        if needed is not None and not any(n.op in needed for g in (a, b) for n in g.nodes):
+        if needed is not None and not needed & (a.ops | b.ops):
             return False
         limit, samples = self.effort.spent // 8, self.effort.samples
         field, size = Field(trial, ordered, has_logs, limit), a.output_types[0].size
@@ -222,9 +200,16 @@ class Equality:
         at = np.arange(size) if size <= 2 * samples else some
         most = index_size([a, b])
         try:
-            return same(*(_generic(g, field, most).at(g.outputs[0][2], at) for g in (a, b)))
+            sides = [Elements(g, field, generic(g, field, most)) for g in (a, b)]
+            return same(*(on.at(on.graph.outputs[0][2], at) for on in sides))
         finally:
             self._spend(field.spent)
+
+
+def _are_alike(x: Type, y: Type) -> bool:
+    """Whether elements of both may be equal over the reals: floats are not told apart."""
+    are_floats = is_float(x.dtype) and is_float(y.dtype)
+    return x.shape == y.shape and (x.dtype == y.dtype or are_floats)
 
 
 class _Side:
@@ -248,15 +233,15 @@ class _Side:
                 if self.of.made[child][0].op in ("constant", "iota"):
                     self.open(child)
 
-    def cone(self, order: set[int]) -> Cone:
-        """The nodes inside as a graph, inputs for the leaves of both sides in one order."""
+    def cone(self, order: set[int]) -> Graph:
+        """The nodes inside as a graph, inputs for the leaves of both sides in one order; its digest
+        is its text."""
         nodes: list[Node] = []
         places: dict[int, Value] = {}
         for k, c in enumerate(sorted(order)):
             type_ = self.of._type(c)
-            nodes.append(
-                Node("input", {"name": str(k), "type": type_}, (), (type_,), "", f"input {type_}")
-            )
+            leaf = {"name": str(k), "type": type_}
+            nodes.append(Node("input", leaf, (), (type_,), "", f"input {type_}"))
             places[c] = Value(k)
         stack = [self.root]
         made: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -270,79 +255,57 @@ class _Side:
             node, output = self.of.made[c]
             at = made.setdefault((id(node), children), len(nodes))
             if at == len(nodes):
-                nodes.append(
-                    Node(
-                        node.op,
-                        node.attributes,
-                        tuple(places[x] for x in children),
-                        node.types,
-                        "",
-                        node.key,
-                    )
-                )
+                nodes.append(replace(node, operands=tuple(places[x] for x in children), line=""))
             places[c] = Value(at, output)
         text = "\n".join(f"{n.key} {[tuple(v) for v in n.operands]} {n.types[0]}" for n in nodes)
         root = places[self.root]
-        return Cone(Graph(tuple(nodes), (("result", "0", root),)), f"{text}\n{tuple(root)}")
+        return Graph(tuple(nodes), (("result", "0", root),), "cone", f"{text}\n{tuple(root)}")
 
 
-_LOGS = frozenset(
-    "log softplus logsumexp log_softmax attention cross_entropy linear_cross_entropy "
-    "linear_cross_entropy_grad".split()
-)
-_CHOICES = frozenset(
-    "max min reduce_max reduce_min argmax argmin sort top_k lt le relu max_pool call scan".split()
-)
+_LOGS = frozenset(["log"])
+_CHOICES = frozenset("max min reduce_max reduce_min argmax argmin sort top_k lt le".split())
 
 
-def _generic(graph: Graph, field: Field, most: int) -> Elements:
-    def given(value: Value):  # type: ignore[no-untyped-def]
-        node = graph.nodes[value.node]
-        if node.op != "input":
-            return None
-        name, dtype = node.attributes["name"], node.types[0].dtype
-        return lambda at: _below(field, field.keyed(name, dtype, at, most), dtype, most)
+def generic(graph: Graph, field: Field, most: int) -> Callable[[Value], Source | None]:
+    """Leaves as generic elements by their names; integers are indices inside what they index."""
 
-    return Elements(graph, field, given)
+    def given(value: Value) -> Source | None:
+        node, dtype = graph.nodes[value.node], graph.type_of(value).dtype
 
+        def elements(at: Array) -> Element:
+            found = field.keyed(node.attributes["name"], dtype, at, most)
+            if is_float(dtype) or dtype == "bool":
+                return found
+            return field.integers(found.p.astype(np.int64) % most, dtype)
 
-def _below(field: Field, x: Element, dtype: str, most: int) -> Element:
-    """Integers are indices inside what they index."""
-    return (
-        x
-        if is_float(dtype) or dtype == "bool"
-        else field.integers(x.p.astype(np.int64) % most, dtype)
-    )
+        return elements if node.op in LEAVES else None
+
+    return given
 
 
 def index_size(graphs: Iterable[Graph]) -> int:
-    """The shortest axis that anything indexes."""
+    """The shortest axis that anything indexes, in bodies too."""
     found = [50]
     for graph in graphs:
-        for node in graph.nodes:
-            a, shapes = node.attributes, [graph.type_of(v).shape for v in node.operands]
-            match node.op:
-                case "gather":
-                    found.append(shapes[0][a["axis"]])
-                case "scatter_add":
-                    found.append(a["size"])
-                case "one_hot":
-                    found.append(a["classes"])
-                case "embedding":
-                    found.append(shapes[0][0])
-                case "cross_entropy":
-                    found.append(shapes[0][-1])
-                case "linear_cross_entropy" | "linear_cross_entropy_grad":
-                    found.append(shapes[2 if node.op.endswith("grad") else 1][0])
+        found += index_sizes(graph).values()
+        found += [index_size(bodies_of(node)) for node in graph.nodes]
     return max(1, min(found))
 
 
-def _are_equal_bodies(a: Graph, b: Graph, effort: Effort) -> bool:
-    try:
-        check_related("equal", a, b, [], effort)
-    except (NotEstablished, Rejected):
-        return False
-    return True
+def index_sizes(graph: Graph) -> dict[Value, int]:
+    """How long the axes are that integers index, or are positions along."""
+    found: dict[Value, int] = {}
+    for position, node in reversed(list(enumerate(graph.nodes))):
+        value, a = Value(position), node.attributes
+        if node.op in ("argmax", "argmin"):
+            found[value] = graph.type_of(node.operands[0]).shape[a["axis"]]
+        elif node.op == "gather":
+            found[node.operands[1]] = graph.type_of(node.operands[0]).shape[a["axis"]]
+        elif node.op == "scatter_add":
+            found[node.operands[1]] = a["size"]
+        elif value in found and (node.op in ELEMENTWISE or node.op in MOVES):
+            found |= {v: found[value] for v in node.operands if v not in found}
+    return found
 
 
 Key = tuple[str, str, int]
@@ -360,12 +323,11 @@ def _by_name(graph: Graph) -> dict[Key, Value]:
     return found
 
 
+Pairs = Iterable[tuple[Value, Value]]
+
+
 def check_related(
-    relation: str,
-    before: Graph,
-    after: Graph,
-    pairs: Iterable[tuple[Value, Value]],
-    effort: Effort = WHOLE,
+    relation: str, before: Graph, after: Graph, pairs: Pairs, effort: Effort = WHOLE
 ) -> Outcome:
     """How a graph was shown to be what a stage should make of another.
 
@@ -385,9 +347,8 @@ def check_related(
             if kind == "gradient" and equality.find(equality.first[value]) not in made:
                 raise NotEstablished(f"the gradient of {name!r} is not seen in what is made of it")
         return equality.outcome
-    missing = {"equal": old.keys() ^ new.keys(), "gradients": old.keys() - new.keys()}.get(
-        relation, set()
-    )
+    lost = {"equal": old.keys() ^ new.keys(), "gradients": old.keys() - new.keys()}
+    missing = lost.get(relation, set())
     if missing or not old.keys() & new.keys():
         raise Rejected(f"the outputs differ: {sorted(missing)[:3]}")
     for key in old.keys() & new.keys():
@@ -399,20 +360,14 @@ def _check_output(
     equality: Equality, key: Key, old: Value, new: Value, second: dict[Value, int], guarded: bool
 ) -> None:
     a, after = equality.first[old], equality.graphs[1]
-    equality._try(a, second[new])
     node = after.nodes[new.node]
-    if (
-        guarded
-        and node.op == "where"
-        and key[0] == "update"
-        and equality.find(a) != equality.find(second[new])
-    ):
-        held = after.nodes[node.operands[2].node]
-        if held.op in LEAVES and held.attributes["name"] == key[1]:
-            equality._try(a, second[node.operands[1]])
-            new = node.operands[1]
-    if equality.find(a) == equality.find(second[new]):
+    if equality._try(a, second[new]):
         return
+    if guarded and node.op == "where" and key[0] == "update":
+        held = after.nodes[node.operands[2].node]
+        is_old = held.op in LEAVES and held.attributes["name"] == key[1]
+        if is_old and equality._try(a, second[node.operands[1]]):
+            return
     told = f"the {key[0]} {key[1]!r} could not be shown to be what it was [{node.line}]"
     if equality.refuted:
         raise Rejected(f"{told}: a value differs at {next(iter(equality.refuted.values()))}")

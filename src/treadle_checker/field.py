@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle_checker.derivatives import PARTIALS, SHARDS, slope_of
 from treadle_checker.reading import NotEstablished, Rejected
 
 Array = Any  # numpy.ndarray
@@ -34,9 +35,10 @@ DTYPES = {
 # p and (p − 1) / 2 are prime; a test checks that they are.
 SAFE_PRIMES = (2147483579, 2147483123, 2147482763, 2147481563)
 GENERATOR = 4  # a square other than 1, so of order q
-MOST_OPERATIONS = 2**31  # of one comparison
+MOST = 2**31  # operations of one comparison
 MOST_LOGARITHMS = 2**14  # at once: each takes a thousand steps
 FAR = 2**62  # beyond every residue: where infinities stand in the order
+NONE = np.zeros((), np.int64)
 
 
 def is_float(dtype: str) -> bool:
@@ -65,51 +67,57 @@ class Element:
 
     def map(self, change: Callable[[Array], Array]) -> Element:
         """The same elements, moved."""
-        p = change(self.p)
-        q = p if self.q is self.p else change(self.q)
-        sign, infinite = (None if a is None else change(a) for a in (self.sign, self.infinite))
-        slope = self.slope and self.slope.map(change)
-        return Element(q, p, sign, infinite, self.pieces, slope)
+        return merged(lambda parts: change(parts[0]), [self])
 
-    def plain(self) -> Element:
-        """Without its derivative."""
-        return self if self.slope is None else replace(self, slope=None)
+    def spread(self, shape: tuple[int, ...]) -> Element:
+        return self.map(lambda a: np.broadcast_to(a, shape))
+
+
+def merged(make: Callable[[list[Array]], Array], xs: Sequence[Element]) -> Element:
+    """One element of several: their residues, signs, infinities and slopes, each by one rule."""
+
+    def part(name: str) -> Array | None:
+        every = [getattr(x, name) for x in xs]
+        if all(a is None for a in every):
+            return None
+        pairs = zip(every, xs, strict=True)
+        found = make([np.broadcast_to(_or_zero(a), x.p.shape) for a, x in pairs])
+        return found if found.any() else None
+
+    slope = None
+    if any(x.slope is not None for x in xs):
+        slope = merged(make, [x.slope or plain(np.zeros(x.p.shape, np.int64)) for x in xs])
+    p = make([x.p for x in xs])
+    q = p if all(x.q is x.p for x in xs) else make([x.q for x in xs])
+    return Element(q, p, part("sign"), part("infinite"), any(x.pieces for x in xs), slope)
 
 
 def chosen(condition: Array, x: Element, y: Element) -> Element:
     """x where a known condition holds, else y."""
-
-    def part(a: Array | None, b: Array | None) -> Array | None:
-        if a is None and b is None:
-            return None
-        found: Array = np.where(condition, _or_zero(a), _or_zero(b))
-        return found if found.any() else None
-
-    p = np.where(condition, x.p, y.p)
-    q = p if x.q is x.p and y.q is y.p else np.where(condition, x.q, y.q)
-    bits = part(x.sign, y.sign), part(x.infinite, y.infinite)
-    slope = None
-    if x.slope is not None or y.slope is not None:
-        slope = chosen(condition, x.slope or _ZERO, y.slope or _ZERO)
-    return Element(q, p, *bits, x.pieces or y.pieces, slope)
+    return merged(lambda parts: np.where(condition, *parts), [x, y])
 
 
-_ZERO = Element(np.zeros((), np.int64), np.zeros((), np.int64))
+def joined(xs: Sequence[Element]) -> Element:
+    """One after another along the first axis."""
+    return merged(np.concatenate, xs)
+
+
+def plain(array: Array) -> Element:
+    """Whole numbers, or flags."""
+    return Element(array, array)
 
 
 def _or_zero(a: Array | None) -> Array:
-    return np.zeros((), np.int64) if a is None else a
+    return NONE if a is None else a
 
 
 def same(a: Element, b: Element) -> bool:
     """Equal infinities, and elsewhere equal modulo p, or modulo q with their signs."""
-    (first, second), finite = (_or_zero(x.infinite) for x in (a, b)), np.array(True)
-    if a.infinite is not None or b.infinite is not None:
-        if not (first == second).all():
-            return False
-        finite = first == 0
+    first, second = _or_zero(a.infinite), _or_zero(b.infinite)
+    if not np.equal(first, second).all():
+        return False
     by_q = (a.q == b.q) & (_or_zero(a.sign) == _or_zero(b.sign))
-    return bool(((a.p == b.p) | ~finite).all() or (by_q | ~finite).all())
+    return bool(((a.p == b.p) | (first != 0)).all() or (by_q | (first != 0)).all())
 
 
 class Lane:
@@ -183,10 +191,10 @@ _LANE: dict[str, Callable[..., Array]] = {
     "rsqrt": lambda f, x: f.inverse(f.function("sqrt", x)),
     "mod": lambda f, x, y: (x - f.function("floordiv", x, y) * y) % f.modulus,
     "eq": lambda f, x, y: (x == y).astype(np.int64),
-    "lt": lambda f, x, y: f.below(x, y),
+    "lt": Lane.below,
     "le": lambda f, x, y: (1 - f.below(y, x)) % f.modulus,
-    "where": lambda f, c, x, y: f.choice(c, x, y),
-    "sign": lambda f, x: f.sign_of(x),
+    "where": Lane.choice,
+    "sign": Lane.sign_of,
     "abs": lambda f, x: x * f.sign_of(x) % f.modulus,
     "max": lambda f, x, y: f.choice(f.below(x, y), y, x),
     "min": lambda f, x, y: f.choice(f.below(x, y), x, y),
@@ -194,20 +202,9 @@ _LANE: dict[str, Callable[..., Array]] = {
     "and": lambda f, x, y: x * y % f.modulus,
     "or": lambda f, x, y: (x + y - x * y % f.modulus) % f.modulus,
     "xor": lambda f, x, y: (x + y - 2 * (x * y % f.modulus)) % f.modulus,
+    "shard_sum": lambda f, x: x * SHARDS % f.modulus,
 }
-for _name in (
-    "exp",
-    "log",
-    "sqrt",
-    "sin",
-    "cos",
-    "tanh",
-    "erf",
-    "floor",
-    "pow",
-    "atan2",
-    "floordiv",
-):
+for _name in "exp log sqrt sin cos tanh erf floor pow atan2 floordiv".split():
     _LANE[_name] = lambda f, *xs, _name=_name: f.function(_name, *xs)
 
 _INTEGER: dict[str, Callable[..., Array]] = {
@@ -217,8 +214,8 @@ _INTEGER: dict[str, Callable[..., Array]] = {
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "where": np.where,
 }  # fmt: skip
 _PIECES = frozenset(["lt", "le", "max", "min", "abs", "sign", "floor", "floordiv", "mod"])
-ELEMENTWISE = frozenset([*_LANE, "cast", "shard_sum", "stop_gradient"])
-SHARDS = 1_000_003  # the factor that stands for a sum over shards: linear, and not the identity
+_KNOW_INFINITIES = frozenset("add sub neg mul div exp max min where eq lt le".split())
+ELEMENTWISE = frozenset([*_LANE, "cast", "stop_gradient"])
 
 
 class Field:
@@ -229,11 +226,7 @@ class Field:
     """
 
     def __init__(
-        self,
-        trial: int = 0,
-        ordered: bool = False,
-        has_logs: bool = True,
-        limit: int = MOST_OPERATIONS,
+        self, trial: int = 0, ordered: bool = False, has_logs: bool = True, limit: int = MOST
     ):
         p = SAFE_PRIMES[trial % len(SAFE_PRIMES)]
         key = int(mix(np.array([trial + 1], np.uint64))[0])
@@ -250,30 +243,30 @@ class Field:
     def lanes(self, *xs: Element) -> list[tuple[Any, ...]]:
         return [(self.q, *(x.q for x in xs)), (self.p, *(x.p for x in xs))]
 
+    # Numbers
+
     def number(self, value: Number, dtype: str) -> Element:
         """A constant, as an array of no axes."""
         if not is_residue(dtype):
-            found = np.array(int(value) % 2 ** DTYPES[dtype], np.uint64).astype(numpy_of(dtype))
-            return Element(found, found)
-        infinite = np.array(1 if value > 0 else -1) if _is_infinite(value) else None
-        if dtype == "bool":
-            value = bool(value)
+            wrapped = np.array(int(value) % 2 ** DTYPES[dtype], np.uint64)
+            return plain(wrapped.astype(numpy_of(dtype)))
+        is_infinite = isinstance(value, float) and math.isinf(value)
+        infinite = np.array(1 if value > 0 else -1) if is_infinite else None
+        value = bool(value) if dtype == "bool" else value
         q, p = (np.array(f.number(value), np.int64) for f in (self.q, self.p))
         return Element(q, p, None, infinite)
 
     def array(self, array: Array, dtype: str) -> Element:
         """Floats or integers exactly: a float is a whole number times a power of two."""
         if not is_float(dtype):
-            plain = array.astype(numpy_of(dtype))
-            return Element(plain, plain)
+            return plain(array.astype(numpy_of(dtype)))
         finite = np.isfinite(array)
         mantissa, exponent = np.frexp(np.where(finite, array, 0.0))
         digits = np.ldexp(mantissa, 53).astype(np.int64)
         lanes = []
         for f in (self.q, self.p):
             exact = digits % f.modulus * _powers_of_two(f.modulus)[exponent + 1147] % f.modulus
-            special = [f.number(float(v)) for v in array[~finite]]
-            exact[~finite] = special
+            exact[~finite] = [f.number(float(v)) for v in array[~finite]]
             lanes.append(exact)
         infinite = np.where(np.isinf(array), np.sign(array), 0).astype(np.int64)
         return Element(lanes[0], lanes[1], None, infinite if infinite.any() else None)
@@ -282,54 +275,54 @@ class Field:
         """Whole numbers as elements of any dtype."""
         if is_float(dtype):
             return Element(*(array.astype(np.int64) % f.modulus for f in (self.q, self.p)))
-        plain = array.astype(numpy_of(dtype))
-        return Element(plain, plain)
+        return plain(array.astype(numpy_of(dtype)))
 
     def keyed(self, name: str, dtype: str, at: Array, most: int = 2**15) -> Element:
         """Generic elements by name and index: of integers half are edges, the rest below `most`."""
         key = np.uint64(text_key(name) ^ self.p.key)
         words = mix(at.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ key)
-        low, high = (
-            (words >> np.uint64(s) & np.uint64(2**30 - 1)).astype(np.int64) for s in (0, 32)
-        )
+        halves = (words >> np.uint64(s) & np.uint64(2**30 - 1) for s in (0, 32))
+        low, high = (a.astype(np.int64) for a in halves)
         if is_float(dtype):
             return Element(low, high)
         if dtype == "bool":
-            return Element(low & 1, low & 1)
+            return plain(low & 1)
         return self.integers(_integers_of(low, dtype, most), dtype)
 
+    # Ops
+
     def apply(self, op: str, xs: Sequence[Element], given: Sequence[str], dtype: str) -> Element:
-        """An elementwise op on elements of the dtypes `given`; the result has `dtype`."""
+        """An elementwise op on elements of the dtypes `given`, and its slope if they have any."""
+        flat = [x if x.slope is None else replace(x, slope=None) for x in xs]
+        found = self._applied(op, flat, given, dtype)
+        if is_float(dtype) and op in PARTIALS and any(x.slope is not None for x in xs):
+            slopes = [x.slope if is_float(d) else None for x, d in zip(xs, given, strict=True)]
+            return replace(found, slope=slope_of(self, op, found, flat, slopes, dtype))
+        return found
+
+    def _applied(self, op: str, xs: Sequence[Element], given: Sequence[str], dtype: str) -> Element:
         if op == "cast":
-            return self.cast(xs[0], given[0], dtype)
+            return self._cast(xs[0], given[0], dtype)
         if op == "stop_gradient":
-            return xs[0].plain()
-        if op == "shard_sum":
-            return self.apply("mul", [xs[0], self.number(SHARDS, dtype)], [dtype, dtype], dtype)
+            return xs[0]
         self.spend(max(np.size(x.p) for x in xs))
         with np.errstate(all="ignore"):
             if not any(map(is_residue, given)) and not is_float(dtype):
-                return self._on_integers(op, xs, dtype)
+                if op not in _INTEGER:
+                    raise Rejected(f"{op} is not an op on integers")
+                found = _INTEGER[op](*(x.p for x in xs))
+                return plain(np.asarray(found).astype(numpy_of(dtype)))
             if op == "where" and not is_residue(dtype):  # a generic flag's last bit
-                found = np.where(xs[0].p & 1 == 1, xs[1].p, xs[2].p)
-                return Element(found, found)
+                return plain(np.where(xs[0].p & 1 == 1, xs[1].p, xs[2].p))
             if op not in _LANE:
                 raise Rejected(f"{op} is not an elementwise op")
-            if self.ordered and op in _ORDERED and is_float(given[0]):
-                return _ORDERED[op](self, *xs)
-            if op in _INFINITE and any(x.infinite is not None for x in xs):
-                return _INFINITE[op](self, op, xs, given, dtype)
-            return self._on_residues(op, xs, given, dtype)
+            if self.ordered and is_float(given[0]) and op in ("lt", "le", "eq", "max", "min"):
+                return self._ordered(op, *xs)
+            if op in _KNOW_INFINITIES and any(x.infinite is not None for x in xs):
+                return self._with_infinities(op, xs, given, dtype)
+            return self._on_residues(op, xs, given)
 
-    def _on_integers(self, op: str, xs: Sequence[Element], dtype: str) -> Element:
-        if op not in _INTEGER:
-            raise Rejected(f"{op} is not an op on integers")
-        found = np.asarray(_INTEGER[op](*(x.p for x in xs))).astype(numpy_of(dtype))
-        return Element(found, found)
-
-    def _on_residues(
-        self, op: str, xs: Sequence[Element], given: Sequence[str], dtype: str
-    ) -> Element:
+    def _on_residues(self, op: str, xs: Sequence[Element], given: Sequence[str]) -> Element:
         pieces = any(x.pieces for x in xs)
         if op == "eq" and pieces:
             return self._generic_equality(*xs)
@@ -337,7 +330,7 @@ class Field:
         if op == "exp":
             q, p = self.q.function("exp", xs[0].q), self._exponential(xs[0])
         elif op == "log" and self.has_logs:
-            q, sign = _logarithm(self.p, xs[0].p)
+            q, sign = logarithm(self.p, xs[0].p)
             p = self.p.function("log", xs[0].p)
         else:
             q, p = (_LANE[op](*arguments) for arguments in self.lanes(*xs))
@@ -361,47 +354,57 @@ class Field:
         found = low[x.q & 0xFFFF] * high[x.q >> 16] % self.p.modulus
         return found if x.sign is None else np.where(x.sign == 1, -found % self.p.modulus, found)
 
-    def cast(self, x: Element, source: str, target: str) -> Element:
+    def _ordered(self, op: str, x: Element, y: Element) -> Element:
+        """Comparisons that are decided by the order."""
+        if op in ("max", "min"):
+            return self.combined(op, x, y, "float32")
+        holds = {"lt": np.less, "le": np.less_equal, "eq": np.equal}[op]
+        return plain(holds(self.order(x, "float32"), self.order(y, "float32")).astype(np.int64))
+
+    def _with_infinities(
+        self, op: str, xs: Sequence[Element], given: Sequence[str], dtype: str
+    ) -> Element:
+        """Factors of an infinity are scales, so positive; exp(−∞) = 0."""
+        finite = self._on_residues(op, xs, given)
+        a, b = [*(_or_zero(x.infinite) for x in xs[-2:]), NONE][:2]
+        if op in ("eq", "lt", "le"):
+            known = {"eq": a == b, "lt": a < b, "le": a <= b}[op].astype(np.int64)
+            return replace(chosen((a != 0) | (b != 0), plain(known), finite), infinite=None)
+        infinite = np.sign({"sub": a - b, "neg": -a}.get(op, a + b))
+        if op == "exp":
+            finite, infinite = chosen(a < 0, self.number(0, dtype), finite), np.maximum(a, 0)
+        elif op in ("max", "min"):
+            first, second = (a > b, b > a) if op == "max" else (a < b, b < a)
+            finite = chosen(first, xs[0], chosen(second, xs[1], finite))
+            infinite = np.maximum(a, b) if op == "max" else np.minimum(a, b)
+        elif op == "where":  # a generic condition makes a generic element of an infinity
+            infinite = np.where(xs[0].p == 1, a, np.where(xs[0].p == 0, b, 0))
+        return replace(finite, infinite=infinite if infinite.any() else None)
+
+    def _cast(self, x: Element, source: str, target: str) -> Element:
         """Between floats nothing changes. To an integer a float is keyed: fields do not round."""
         if source == target or (is_float(source) and is_float(target)):
             return x
-        x = x.plain()
+        if target == "bool" and not is_residue(source):
+            return self.integers(x.p != 0, "bool")
         if target == "bool":
             flags = np.isin(x.p, (0, 1))
-            if not is_residue(source):
-                return self.integers(x.p != 0, "bool")
             q, p = (np.where(flags, a, f.function("to bool", a)) for f, a in self.lanes(x))
             return Element(q, p, pieces=x.pieces)
         if is_float(target):
             q, p = (a.astype(np.int64) % f.modulus for f, a in self.lanes(x))
             return Element(q, p, pieces=x.pieces)
         known = not is_residue(source) or bool(np.isin(x.p, (0, 1)).all())
-        plain = (x.p if known else self.p.function("cast", x.p)).astype(numpy_of(target))
-        return Element(plain, plain)
+        return plain((x.p if known else self.p.function("cast", x.p)).astype(numpy_of(target)))
+
+    # Orders, sums and products
 
     def order(self, x: Element, dtype: str) -> Array:
         """Integers by which maxima over axes choose: residues around zero, infinities outside."""
-        half = self.p.modulus // 2
-        order = (
-            np.where(x.p > half, x.p - self.p.modulus, x.p)
-            if is_residue(dtype)
-            else x.p.astype(np.int64)
-        )
+        order = x.p.astype(np.int64)
+        if is_residue(dtype):
+            order = np.where(order > self.p.modulus // 2, order - self.p.modulus, order)
         return order if x.infinite is None else np.where(x.infinite == 0, order, x.infinite * FAR)
-
-    def total(self, x: Element, dtype: str, axis: int | tuple[int, ...] = -1) -> Element:
-        """Sums along an axis, of fewer than 2³² terms. All arrays have the shape of p."""
-        if not is_residue(dtype):
-            found = np.sum(x.p, axis=axis, dtype=x.p.dtype)
-            return Element(found, found)
-        q, p = (np.sum(a, axis=axis) % f.modulus for f, a in self.lanes(x))
-        sign, infinite = x.sign, x.infinite
-        if sign is not None:
-            sign = np.sum(np.broadcast_to(sign, x.p.shape), axis=axis) & 1
-        if infinite is not None:
-            infinite = np.sign(np.sum(np.broadcast_to(infinite, x.p.shape), axis=axis))
-        slope = x.slope and self.total(x.slope, dtype, axis)
-        return Element(q, p, sign, infinite, x.pieces, slope)
 
     def combined(self, op: str, x: Element, y: Element, dtype: str) -> Element:
         """Two accumulators as one; maxima choose by the order, as those over axes do."""
@@ -410,15 +413,62 @@ class Field:
         first, second = self.order(x, dtype), self.order(y, dtype)
         return chosen(first >= second if op == "max" else first <= second, x, y)
 
+    def reduced(self, op: str, x: Element, dtype: str) -> Element:
+        """One reduction over the first axis, of fewer than 2³² terms."""
+        if op in ("max", "min"):
+            order = self.order(x, dtype)
+            place = (order.argmax(0) if op == "max" else order.argmin(0))[None]
+            return x.map(lambda a: np.take_along_axis(a, place, 0)[0])
+        if op == "add":
+            return self._total(x, dtype)
+        while (n := len(x.p)) > 1:  # pairs are multiplied
+            first, second = x.map(_rows(0, n // 2)), x.map(_rows(n // 2, n // 2 * 2))
+            both = self.combined(op, first, second, dtype)
+            x = both if n % 2 == 0 else joined([both, x.map(_rows(n - 1, n))])
+        return x.map(lambda a: a[0])
+
+    def _total(self, x: Element, dtype: str) -> Element:
+        if not is_residue(dtype):
+            return plain(np.sum(x.p, axis=0, dtype=x.p.dtype))
+        q, p = (np.sum(a, axis=0) % f.modulus for f, a in self.lanes(x))
+        sign, infinite = (
+            None if a is None else np.broadcast_to(a, x.p.shape).sum(0)
+            for a in (x.sign, x.infinite)
+        )
+        sign = None if sign is None else sign & 1
+        infinite = None if infinite is None else np.sign(infinite)
+        return Element(q, p, sign, infinite, x.pieces, x.slope and self._total(x.slope, dtype))
+
+    def scattered(self, x: Element, places: Array, onto: Element, dtype: str) -> Element:
+        """Elements added to others, each to the one at its place."""
+        if x.infinite is not None or onto.infinite is not None:
+            raise NotEstablished("a sum of infinities")
+        lanes = []
+        for f, a, b in self.lanes(x, onto):
+            total = b.copy()
+            np.add.at(total, places, a.reshape(-1))
+            lanes.append(total % f.modulus if is_residue(dtype) else total)
+        zero = plain(np.zeros(len(onto.p), np.int64))
+        slope = x.slope and self.scattered(x.slope, places, onto.slope or zero, dtype)
+        return Element(lanes[0], lanes[1], pieces=x.pieces or onto.pieces, slope=slope)
+
     def matmul(self, x: Element, y: Element) -> Element:
         """Products of matrices of floats, without infinities."""
         self.spend(x.p.size * y.p.shape[-1] // 16)
         q, p = (f.matmul(a, b) for f, a, b in self.lanes(x, y))
-        return Element(q, p, pieces=x.pieces or y.pieces)
+        sides = ((x.slope, y), (x, y.slope))
+        slopes = [self.matmul(_flat(a), _flat(b)) for a, b in sides if a and b]
+        slope = self.apply("add", slopes, ["float32"] * 2, "float32") if len(slopes) > 1 else None
+        slope = slopes[0] if len(slopes) == 1 else slope
+        return Element(q, p, None, None, x.pieces or y.pieces, slope)
 
 
-def _is_infinite(value: Number) -> bool:
-    return isinstance(value, float) and math.isinf(value)
+def _rows(first: int, stop: int) -> Callable[[Array], Array]:
+    return lambda a: a[first:stop]
+
+
+def _flat(x: Element) -> Element:
+    return replace(x, slope=None)
 
 
 def _integers_of(bits: Array, dtype: str, most: int) -> Array:
@@ -430,93 +480,7 @@ def _integers_of(bits: Array, dtype: str, most: int) -> Array:
     return np.where(bits % 4 >= 2, edges[bits // 4 % len(edges)], rest)
 
 
-# Comparisons that are decided by the order.
-
-
-def _decided(holds: Callable[[Array, Array], Array]) -> Callable[..., Element]:
-    def entry(field: Field, x: Element, y: Element) -> Element:
-        found = holds(field.order(x, "float32"), field.order(y, "float32")).astype(np.int64)
-        return Element(found, found)
-
-    return entry
-
-
-_ORDERED: dict[str, Callable[..., Element]] = {
-    "lt": _decided(np.less),
-    "le": _decided(np.less_equal),
-    "eq": _decided(np.equal),
-    "max": lambda field, x, y: field.combined("max", x, y, "float32"),
-    "min": lambda field, x, y: field.combined("min", x, y, "float32"),
-}
-
-
-# Ops that know infinities. Factors of one are scales, so positive.
-
-
-def _sums(
-    field: Field, op: str, xs: Sequence[Element], given: Sequence[str], dtype: str
-) -> Element:
-    a, b = (
-        _or_zero(xs[0].infinite),
-        _or_zero(xs[1].infinite) if len(xs) > 1 else np.zeros((), np.int64),
-    )
-    total = {"sub": a - b, "neg": -a}.get(op, a + b)
-    return _marked(field._on_residues(op, xs, given, dtype), np.sign(total))
-
-
-def _exp(field: Field, op: str, xs: Sequence[Element], given: Sequence[str], dtype: str) -> Element:
-    """exp(−∞) = 0."""
-    infinite = _or_zero(xs[0].infinite)
-    found = chosen(infinite < 0, field.number(0, dtype), field._on_residues(op, xs, given, dtype))
-    return _marked(found, np.maximum(infinite, 0))
-
-
-def _extreme(
-    field: Field, op: str, xs: Sequence[Element], given: Sequence[str], dtype: str
-) -> Element:
-    wins = 1 if op == "max" else -1
-    a, b = (_or_zero(x.infinite) * wins for x in xs)
-    finite = field._on_residues(op, xs, given, dtype)
-    return _marked(chosen(a > b, xs[0], chosen(b > a, xs[1], finite)), np.maximum(a, b) * wins)
-
-
-def _where(
-    field: Field, op: str, xs: Sequence[Element], given: Sequence[str], dtype: str
-) -> Element:
-    """A known condition chooses; a generic one makes a generic element of an infinity."""
-    a, b = (_or_zero(x.infinite) for x in xs[1:])
-    taken = np.where(xs[0].p == 1, a, np.where(xs[0].p == 0, b, 0))
-    return _marked(field._on_residues(op, xs, given, dtype), taken)
-
-
-def _compares(
-    field: Field, op: str, xs: Sequence[Element], given: Sequence[str], dtype: str
-) -> Element:
-    a, b = (_or_zero(x.infinite) for x in xs)
-    known = {"eq": a == b, "lt": a < b, "le": a <= b}[op].astype(np.int64)
-    finite = field._on_residues(op, xs, given, dtype)
-    return replace(chosen((a != 0) | (b != 0), Element(known, known), finite), infinite=None)
-
-
-_INFINITE: dict[str, Callable[..., Element]] = {
-    "add": _sums, "sub": _sums, "neg": _sums, "mul": _sums, "div": _sums, "exp": _exp,
-    "max": _extreme, "min": _extreme, "where": _where, "eq": _compares, "lt": _compares,
-    "le": _compares,
-}  # fmt: skip
-
-
-def _marked(x: Element, infinite: Array) -> Element:
-    return replace(x, infinite=infinite if infinite.any() else None)
-
-
 # Exponentials and logarithms.
-
-
-@lru_cache(maxsize=len(SAFE_PRIMES))
-def _generator_powers(modulus: int) -> tuple[Array, Array]:
-    """g^i for the low and g^(i · 2¹⁶) for the high half of an exponent's bits."""
-    high = pow(GENERATOR, 2**16, modulus)
-    return _powers(GENERATOR, 2**16, modulus), _powers(high, 2**15, modulus)
 
 
 def _powers(base: int, count: int, modulus: int) -> Array:
@@ -526,40 +490,53 @@ def _powers(base: int, count: int, modulus: int) -> Array:
     return powers
 
 
+@lru_cache(maxsize=len(SAFE_PRIMES))
+def _generator_powers(modulus: int) -> tuple[Array, Array]:
+    """g^i for the low and g^(i · 2¹⁶) for the high half of an exponent's bits."""
+    high = pow(GENERATOR, 2**16, modulus)
+    return _powers(GENERATOR, 2**16, modulus), _powers(high, 2**15, modulus)
+
+
 @lru_cache(maxsize=2 * len(SAFE_PRIMES))
 def _powers_of_two(modulus: int) -> Array:
     return np.array([pow(2, i - 1200, modulus) for i in range(2400)], np.int64)
 
 
+STRIDE = 2**10  # between the exponents of the table by which logarithms are found
+
+
 @lru_cache(maxsize=2)
-def _baby_steps(modulus: int) -> tuple[Array, Array]:
-    """g^0 … g^(2²⁰ − 1) in order of their value, and the exponents in that order."""
-    powers = _powers(GENERATOR, 2**20, modulus)
+def _strided_powers(modulus: int) -> tuple[Array, Array]:
+    """g^(STRIDE · i) for all i below 2²⁰, sorted, and each one's i."""
+    powers = _powers(pow(GENERATOR, STRIDE, modulus), 2**20, modulus)
     order = np.argsort(powers)
     return powers[order], order
 
 
-def _logarithm(lane: Lane, values: Array) -> tuple[Array, Array]:
-    """The x modulo q with g^x = ±value, and 1 where it is −value; 0 for 0."""
-    modulus, order = lane.modulus, (lane.modulus - 1) // 2
+def logarithm(lane: Lane, values: Array) -> tuple[Array, Array]:
+    """x modulo q and s with (−1)^s · g^x = value; 0 for 0.
+
+    Powers of g are the squares, and −1 is none, so that one of ±value is a power. Multiplied by g
+    often enough, less than STRIDE times, it has an exponent that is a multiple of STRIDE.
+    """
+    modulus, q = lane.modulus, (lane.modulus - 1) // 2
     unique, places = np.unique(values.reshape(-1), return_inverse=True)
     if len(unique) > MOST_LOGARITHMS:
         raise NotEstablished(f"{len(unique)} logarithms")
-    sorted_powers, exponents = _baby_steps(modulus)
-    giant, found = pow(GENERATOR, -len(exponents), modulus), np.zeros(len(unique), np.int64)
-    squares = unique * unique % modulus  # powers of g, all of them
-    left = np.flatnonzero(squares)
-    current = squares[left]
-    for step in range(-(-order // len(exponents))):
-        at = np.minimum(np.searchsorted(sorted_powers, current), len(exponents) - 1)
-        hit = sorted_powers[at] == current
-        found[left[hit]] = (step * len(exponents) + exponents[at[hit]]) % order
-        left, current = left[~hit], current[~hit] * giant % modulus
-        if not len(left):
+    table, multiples = _strided_powers(modulus)
+    is_negative = lane.power(unique, q) == modulus - 1
+    power = np.where(is_negative, modulus - unique, unique)
+    exponents, open_ = np.zeros(len(unique), np.int64), np.flatnonzero(unique)
+    for factors in range(STRIDE):
+        at = np.searchsorted(table, power[open_]).clip(0, len(table) - 1)
+        hit = table[at] == power[open_]
+        exponents[open_[hit]] = (multiples[at[hit]] * STRIDE - factors) % q
+        open_ = open_[~hit]
+        power[open_] = power[open_] * GENERATOR % modulus
+        if not len(open_):
             break
-    halved = found * pow(2, -1, order) % order
-    negative = (lane.power(unique, order) == modulus - 1).astype(np.int64)  # not a square
-    return halved[places].reshape(values.shape), negative[places].reshape(values.shape)
+    signs = is_negative.astype(np.int64)
+    return exponents[places].reshape(values.shape), signs[places].reshape(values.shape)
 
 
 # Keys.

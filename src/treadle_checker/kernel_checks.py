@@ -3,8 +3,7 @@ shown, and against the graph over the field where it cannot.
 
 A call claims that, between what its inputs hold and what its outputs hold, its kernel computes what
 the graph does. Inputs are generic elements, the same on both sides; the kernel runs some iterations
-at full size, and the graph is asked for some of the elements that were written. Calls of one kernel
-between equal parts of a graph are one claim.
+at full size, and the graph is asked for some of the elements that were written.
 """
 
 from __future__ import annotations
@@ -12,52 +11,30 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
-from treadle_checker.bounds import check_bounds
-from treadle_checker.composites import DEFINITIONS
-from treadle_checker.elements import Elements, unravel
-from treadle_checker.field import ELEMENTWISE, Array, Element, Field, chosen, is_float, same
-from treadle_checker.layouts import (
-    Parts,
-    element_count,
-    held_by,
-    last_addresses,
-    numbers,
-    places,
-    result_labels,
-    variables_at,
-)
-from treadle_checker.machine import Machine, Memory, Source, reduced
-from treadle_checker.memory import aliased, check_arena, check_calls, check_phases
-from treadle_checker.program import (
-    Binding,
-    Call,
-    For,
-    Kernel,
-    Library,
-    Matmul,
-    Partial,
-    Phase,
-    Program,
-    Step,
-    Store,
-    Whole,
-    Work,
-    walk,
-)
+from treadle_checker import layouts
+from treadle_checker import program as ir
+from treadle_checker.bounds import blocks_of, check_bounds
+from treadle_checker.elements import Elements, Source, unravel
+from treadle_checker.equality import MOVES, index_sizes
+from treadle_checker.field import Array, Element, Field, chosen, is_float, plain, same
+from treadle_checker.machine import Machine, Memory, undefined
+from treadle_checker.memory import check_memory, is_aliased
+from treadle_checker.program import Binding, Call, For, Kernel, Layout, Program, Whole, Work
 from treadle_checker.races import check_races
-from treadle_checker.reading import NotEstablished, Rejected
-from treadle_checker.values import LEAVES, Graph, Node, Value
+from treadle_checker.reading import UNEXPECTED, NotEstablished, Rejected
+from treadle_checker.sites import Site, Walk, nodes_between, value_of
+from treadle_checker.types import LEAVES, Graph, Node, Value, bodies_of, labels
 
 COMPARED = 14  # elements of each buffer, beside those at its ends
 CHEAP, MORE = 2**17, 4  # elements up to which a kernel is compared several times
 WHOLE = 2**20  # elements that a kernel may fill before another adds to them
 TERMS = 2**20  # of partial sums that are looked at together
 INTEGERS = 50  # integers are below it where no axis says more
-MOVES = frozenset(["reshape", "permute", "broadcast", "slice", "flip", "stop_gradient", "cast"])
 BY_ORDER = frozenset(["argmax", "argmin", "sort", "top_k"])
 
 
@@ -82,15 +59,13 @@ def check_program(program: Program, graphs: Mapping[str, Graph], effort: int = 1
     `graphs` are those whose values buffers hold, by scope. `effort` is how often each kernel is
     compared with its graph, each time with other numbers; 0: only what holds for all iterations.
     """
-    check_calls(program)
-    check_phases(program)
-    check_arena(program)
+    check_memory(program)
     claims = [
         Claim("what is read was written before, by no call of the same phase", "program"),
         Claim("buffers that live at one time do not overlap", "program"),
     ]
     for kernel in program.kernels:
-        with _named(kernel, ()):
+        with _named(kernel):
             check_bounds(kernel)
             check_races(kernel)
             claims.append(Claim("accesses are in bounds, iterations do not meet", kernel.name))
@@ -100,21 +75,16 @@ def check_program(program: Program, graphs: Mapping[str, Graph], effort: int = 1
     return claims
 
 
-class _named:  # noqa: N801
+@contextmanager
+def _named(kernel: Kernel, lines: tuple[str, ...] = ()) -> Iterator[None]:
     """Says of which kernel and which line something is wrong. Nothing unexpected is accepted."""
-
-    def __init__(self, kernel: Kernel, lines: tuple[str, ...]):
-        self.where = f"kernel {kernel.name}" + (f" [{lines[0]}]" if lines else "")
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, wrong: BaseException | None, trace: object) -> None:
-        if isinstance(wrong, Rejected):
-            raise Rejected(f"{self.where}: {wrong}") from wrong
-        unexpected = LookupError, ValueError, TypeError, ArithmeticError, AssertionError
-        if isinstance(wrong, (*unexpected, RecursionError)):
-            raise Rejected(f"{self.where} cannot be run: {type(wrong).__name__} {wrong}") from wrong
+    where = f"kernel {kernel.name}" + (f" [{lines[0]}]" if lines else "")
+    try:
+        yield
+    except Rejected as wrong:
+        raise Rejected(f"{where}: {wrong}") from wrong
+    except UNEXPECTED as wrong:
+        raise Rejected(f"{where} cannot be run: {type(wrong).__name__} {wrong}") from wrong
 
 
 def _check_bindings(program: Program, graphs: Mapping[str, Graph]) -> None:
@@ -134,181 +104,6 @@ def _check_bindings(program: Program, graphs: Mapping[str, Graph]) -> None:
             raise Rejected(f"the output {name} is not what {buffer} holds")
 
 
-# Which claims there are
-
-
-@dataclass(frozen=True, eq=False)
-class Site:
-    """One call, and what its buffers hold before and after it. No graph: they belong to several."""
-
-    call: Call
-    kernel: Kernel
-    graph: Graph | None
-    before: Mapping[str, Binding]
-    after: Mapping[str, Binding]
-    earlier: tuple[Call, ...]  # that wrote the same buffers
-    is_last: bool  # of those that write them
-
-    @property
-    def pairs(self) -> list[tuple[str, str, bool]]:
-        """Names of buffers: the kernel's and the program's, and whether they are outputs."""
-        count = len(self.kernel.inputs)
-        names = zip(self.kernel.buffers, self.call.arguments, strict=True)
-        return [(b.name, name, i >= count) for i, (b, (name, _)) in enumerate(names)]
-
-
-class Walk:
-    """Calls in the program's order, with what every buffer holds by then."""
-
-    def __init__(self, program: Program, graphs: Mapping[str, Graph]):
-        self.program, self.graphs = program, graphs
-        self.every: dict[tuple[str, str], list[Binding]] = {}
-        for b in program.bindings:
-            self.every.setdefault((b.scope, b.buffer), []).append(b)
-        inner = {name for scope, name in self.every if scope}
-        for name in inner:  # what a carry is around its scan is found from the scan itself
-            if len(self.every.get(("", name), ())) > 1:
-                del self.every["", name]
-        self.held = {key: found[0] for key, found in self.every.items()}
-        self.numbers: dict[object, int] = {}
-        self.writers: dict[tuple[str, str], list[Call]] = {}
-        for call, repeated in _calls(program.steps, False):
-            for name in self._written(call):
-                self.writers.setdefault((self._scope(call, repeated) or "", name), []).append(call)
-
-    def sites(self) -> Iterator[Site]:
-        seen: set[object] = set()
-        for call, repeated in _calls(self.program.steps, False):
-            scope = self._scope(call, repeated)
-            kernel = self.program.kernels[call.kernel]
-            if scope is None:
-                site = self._beside_a_scan(call, kernel, repeated)
-            else:
-                site = self._site(call, kernel, scope)
-            key = call.kernel, site.graph and self._signature(site, site.graph)
-            if key not in seen and site.is_last:
-                seen.add(key)
-                yield site
-
-    def _written(self, call: Call) -> list[str]:
-        return [n for n, _ in call.arguments[len(self.program.kernels[call.kernel].inputs) :]]
-
-    def _scope(self, call: Call, repeated: bool) -> str | None:
-        """The graph whose values a call's buffers hold: a body's first where it is repeated."""
-        order = sorted(self.graphs, key=lambda scope: (scope == "") == repeated)
-        names = {name for name, _ in call.arguments}
-        return next((s for s in order if all((s, n) in self.every for n in names)), None)
-
-    def _site(self, call: Call, kernel: Kernel, scope: str) -> Site:
-        before = {name: self.held[scope, name] for name, _ in call.arguments}
-        after = before | {name: self.every[scope, name][-1] for name in self._written(call)}
-        self.held |= {(scope, name): b for name, b in after.items()}
-        earlier, is_last = dict[Call, None](), True
-        for name in self._written(call):
-            writers = self.writers[scope, name]
-            at = writers.index(call)
-            earlier |= dict.fromkeys(writers[:at])
-            is_last &= at + 1 == len(writers)
-        return Site(call, kernel, self.graphs[scope], before, after, tuple(earlier), is_last)
-
-    def _beside_a_scan(self, call: Call, kernel: Kernel, repeated: bool) -> Site:
-        """A call whose buffers belong to a scan and to what is around it, as one of the two."""
-        written = self._written(call)
-        for scope in [s for s in self.graphs if (s != "") == repeated]:
-            before: dict[str, Binding | None] = {
-                name: self.held.get((scope, name)) or self._seen_from(scope, name, name in written)
-                for name, _ in call.arguments
-            }
-            known = {name: b for name, b in before.items() if b is not None}
-            if len(known) == len(before):
-                own = [(scope, name) for name in written if (scope, name) in self.every]
-                after = known | {name: self.every[scope, name][-1] for _, name in own}
-                self.held |= {(scope, name): after[name] for _, name in own}
-                return Site(call, kernel, self.graphs[scope], known, after, (), True)
-        self.held |= {("", n): self.every["", n][-1] for n in written if ("", n) in self.every}
-        return Site(call, kernel, None, {}, {}, (), True)
-
-    def _seen_from(self, scope: str, name: str, is_written: bool) -> Binding | None:
-        """What a buffer of a scan holds of the graph around it, or the other way round.
-
-        Around it, what a carry is given is an operand of the scan, and what it has in the end is a
-        result. Inside it, a row of an operand is an input of the body, and a row of what is stacked
-        is one of its outputs.
-        """
-        outer = self.graphs[""]
-        for inner, body in self.graphs.items():
-            found = self.every.get((inner if scope == "" else "", name))
-            at = inner.removeprefix("scan").removesuffix(":")
-            if not found or (scope and inner != scope) or not at.isdecimal():
-                continue
-            position = int(at)
-            if position >= len(outer.nodes) or outer.nodes[position].op != "scan":
-                continue
-            node = outer.nodes[position]
-            carries, first = node.attributes["carries"], node.attributes["constants"]
-            inputs, made = [Value(i) for i in body.inputs], [v for _, _, v in body.outputs]
-            results = [Value(position, k) for k in range(len(made))]
-            if scope == "":
-                given = node.operands[first : first + carries]
-                taken = zip(inputs[first : first + carries], given, strict=True)
-                ends = zip(made[:carries], results[:carries], strict=True)
-                pairs = list(taken if is_written else ends)
-            else:
-                slices = list(zip(node.operands, inputs, strict=False))
-                slices = slices[:first] + slices[first + carries :]
-                pairs = [*slices, *zip(results[carries:], made[carries:], strict=True)]
-            binding = found[0] if is_written else found[-1]
-            to = dict(pairs).get(_value(binding))
-            if to is not None:
-                return replace(binding, scope=scope, node=to.node, output=to.output)
-        return None
-
-    def _signature(self, site: Site, graph: Graph) -> object:
-        """What a call is between, whatever buffers and nodes are called."""
-        given = {_value(site.before[n]): i for i, (_, n, made) in enumerate(site.pairs) if not made}
-        for i, (_, name, _) in enumerate(site.pairs):
-            if site.before[name] is not site.after[name]:
-                given.setdefault(_value(site.before[name]), i)
-        known: dict[int, int] = {}
-        for position in nodes_between(graph, site):
-            node = graph.nodes[position]
-            operands = tuple(
-                ("given", given[v]) if v in given else (known[v.node], v.output)
-                for v in node.operands
-            )
-            form = (node.key or node.op, str(node.attributes.get("name")), node.types, operands)
-            known[position] = self.numbers.setdefault(form, len(self.numbers))
-        contents = tuple((site.before[n].content, site.after[n].content) for _, n, _ in site.pairs)
-        made = (_value(site.after[n]) for _, n, is_output in site.pairs if is_output)
-        ends = tuple(("given", given[v]) if v in given else (known[v.node], v.output) for v in made)
-        return contents, ends, tuple(c.kernel for c in site.earlier)
-
-
-def _calls(steps: tuple[Step, ...], repeated: bool) -> Iterator[tuple[Call, bool]]:
-    for step in steps:
-        if isinstance(step, Phase):
-            yield from ((call, repeated) for call in step.calls)
-        else:
-            yield from _calls(step.steps, True)
-
-
-def _value(binding: Binding) -> Value:
-    return Value(binding.node, binding.output)
-
-
-def nodes_between(graph: Graph, site: Site) -> list[int]:
-    """Nodes between what a call is given and what it gives, operands first."""
-    given = {_value(site.before[name]) for _, name, made in site.pairs if not made}
-    wanted = [_value(site.after[name]) for _, name, made in site.pairs if made]
-    pending, found = [v.node for v in wanted if v not in given], set[int]()
-    while pending:
-        position = pending.pop()
-        if position not in found:
-            found.add(position)
-            pending += [v.node for v in graph.nodes[position].operands if v not in given]
-    return sorted(found)
-
-
 # One claim
 
 
@@ -316,46 +111,37 @@ def check_call(program: Program, site: Site, effort: int) -> Claim:
     told = "computes its part of the graph"
     try:
         with _named(site.kernel, site.call.lines), np.errstate(all="ignore"):
-            if aliased(program, site.call):
+            if is_aliased(program, site.call):
                 raise Rejected("one buffer is two of its arguments, and written")
             if site.graph is None:
                 raise NotEstablished("it stands between a scan and what is around it")
             trials, done, evidence = effort, 0, ""
             while done < trials:
                 looked_at, work = _compared(program, site, site.graph, done)
-                if not done and work < CHEAP and _is_discrete(site.kernel):
+                # One draw of flags or integers does not see every choice.
+                is_discrete = not all(is_float(b.dtype) for b in site.kernel.inputs)
+                if not done and work < CHEAP and is_discrete:
                     trials *= MORE
                 evidence, done = evidence or looked_at, done + 1
-        return Claim(
-            told,
-            site.kernel.name,
-            f"{evidence}; {done} times",
-            "iterations that did not run are like those that did",
-        )
+        condition = "iterations that did not run are like those that did"
+        return Claim(told, site.kernel.name, f"{evidence}; {done} times", condition)
     except NotEstablished as reason:
         return Claim(told, site.kernel.name, reason=str(reason))
     except MemoryError:
         return Claim(told, site.kernel.name, reason="there is not enough memory")
 
 
-def _is_discrete(kernel: Kernel) -> bool:
-    """Whether flags or integers choose: one draw of them does not see every choice."""
-    return not all(is_float(b.dtype) for b in kernel.inputs)
-
-
 def _compared(program: Program, site: Site, graph: Graph, trial: int) -> tuple[str, int]:
     """Without the laws of logarithms, and with them where there are some and it needs them."""
-    ops = {graph.nodes[i].op for i in nodes_between(graph, site)}
-    ordered = bool(ops & BY_ORDER)
-    has_logs = not ops.isdisjoint(["log", "call", "scan", *DEFINITIONS])
-    for with_laws in (False, True) if "log" in ops else (has_logs,):
+    between = [graph.nodes[i] for i in nodes_between(graph, site)]
+    ordered = any(node.op in BY_ORDER for node in between)
+    has_logs = any("log" in {node.op}.union(*(b.ops for b in bodies_of(node))) for node in between)
+    if has_logs:
         try:
-            field = Field(trial, ordered, with_laws)
-            return _Comparison(program, site, graph, field, trial).compare()
+            return _Comparison(program, site, graph, Field(trial, ordered, False), trial).compare()
         except Rejected:
-            if with_laws == has_logs:
-                raise
-    raise AssertionError
+            pass
+    return _Comparison(program, site, graph, Field(trial, ordered, has_logs), trial).compare()
 
 
 class _Comparison:
@@ -364,13 +150,15 @@ class _Comparison:
     def __init__(self, program: Program, site: Site, graph: Graph, field: Field, trial: int):
         self.program, self.site, self.graph = program, site, graph
         self.field, self.trial = field, trial
-        self.most = _index_sizes(graph)
+        self.most = index_sizes(graph)
         self.parts: dict[Value, Source] = {}
         read = [site.before[name] for _, name, made in site.pairs if not made]
-        self.cuts = {base_of(graph, _value(b)) for b in read if not isinstance(b.content, Partial)}
+        self.cuts: set[Value] = set()
         for b in read:
-            if isinstance(b.content, Partial):
-                self.parts[_value(b)] = self._from_parts(b, b.content)
+            if isinstance(b.content, Layout) and b.content.op:
+                self.parts[value_of(b)] = self._from_parts(b, b.content)
+            else:
+                self.cuts.add(base_of(graph, value_of(b)))
         self.on = Elements(graph, field, self._given)
 
     def compare(self) -> tuple[str, int]:
@@ -403,7 +191,7 @@ class _Comparison:
             b = self.site.after[name]
             if not is_output or b is not self.site.before[name] or isinstance(b.content, Work):
                 continue
-            wanted = element_count(b.content, self.graph.type_of(_value(b)))
+            wanted = math.prod(extent for _, extent in self._layout(b).variables)
             if stored[own] < wanted:
                 raise Rejected(f"{stored[own]} of {wanted} elements of {name} are stored")
 
@@ -413,14 +201,11 @@ class _Comparison:
         found: dict[str, Memory] = {}
         for own, name, is_output in self.site.pairs:
             buffer, before = self.program.buffers[name], self.site.before[name]
-            source, is_held = self._undefined(name, buffer.dtype), not is_output
+            source, is_held = undefined(self.field, name, buffer.dtype), not is_output
             if is_held or before is not self.site.after[name]:
                 source, is_held = self._source(before, buffer.dtype, source), True
             found[own] = Memory(buffer.dtype, source, not is_held, not is_output)
         return found
-
-    def _undefined(self, name: str, dtype: str) -> Source:
-        return lambda at: self.field.keyed(f"undefined {name}", dtype, at)
 
     def _run_before(self, other: Call, memory: dict[str, Memory]) -> None:
         """A kernel that fills what this one adds to: all of it."""
@@ -432,7 +217,7 @@ class _Comparison:
         fill = _filled_with(kernel)
         if fill is not None:
             zero = self.field.number(*fill)
-            own[names[0]].fill(lambda at: zero.map(lambda a: np.broadcast_to(a, at.shape)))
+            own[names[0]].fill(lambda at: zero.spread(at.shape))
             return
         if sum(b.size for b in kernel.outputs) > WHOLE:
             raise NotEstablished(f"{kernel.name} fills a buffer that is too large")
@@ -443,19 +228,23 @@ class _Comparison:
         for filled in found.values():
             filled.written[:], filled.is_undefined = False, False
 
+    def _layout(self, binding: Binding) -> Layout:
+        if isinstance(binding.content, Work):
+            told = f"{binding.buffer} holds numbers on the way: {binding.content.purpose}"
+            raise NotEstablished(told)
+        return layouts.layout_of(binding.content, self.graph.type_of(value_of(binding)))
+
     def _source(self, binding: Binding, dtype: str, otherwise: Source) -> Source:
-        content, name = binding.content, binding.buffer
-        if isinstance(content, Work):
-            raise NotEstablished(f"{name} holds numbers on the way: {content.purpose}")
-        if isinstance(content, Partial):
+        layout, name = self._layout(binding), binding.buffer
+        if layout.op:
             return lambda at: self.field.keyed(f"parts {name}", dtype, at)
-        value, type_ = self._elements_of(_value(binding)), self.graph.type_of(_value(binding))
-        if content == Whole():
+        value, type_ = self._elements_of(value_of(binding)), self.graph.type_of(value_of(binding))
+        if binding.content == Whole():
             return lambda at: value(np.minimum(at, max(0, type_.size - 1)))
         zero = self.field.number(0, dtype)
 
         def source(at: Array) -> Element:
-            found = places(content, type_, at)
+            found = layouts.places(layout, type_, at)
             held = chosen(found.is_zero, zero, value(found.flat))
             return chosen(found.is_there, held, otherwise(at))
 
@@ -467,9 +256,7 @@ class _Comparison:
         source = self._given(base) or (lambda at: self.on.at(base, at))
         if base == value:
             return source
-        moved = Elements(
-            self.graph, self.field, lambda v: (lambda at: Element(at, at)) if v == base else None
-        )
+        moved = Elements(self.graph, self.field, lambda v: plain if v == base else None)
         return lambda at: source(moved.at(value, at).p)
 
     def _given(self, value: Value) -> Source | None:
@@ -482,15 +269,14 @@ class _Comparison:
             return lambda at: self.field.keyed(name, dtype, at, most)
         return None
 
-    def _from_parts(self, binding: Binding, partial: Partial) -> Source:
+    def _from_parts(self, binding: Binding, partial: Layout) -> Source:
         """A sum's elements, of parts that are given."""
         node = self.graph.nodes[binding.node]
-        parts, dtype = Parts(node, partial), node.types[0].dtype
+        parts, dtype = layouts.part_addresses(node, partial), node.types[0].dtype
 
         def source(at: Array) -> Element:
-            addresses = parts.addresses[at].T
-            found = self.field.keyed(f"parts {binding.buffer}", dtype, addresses)
-            return reduced(self.field, partial.op, found, 1, dtype)
+            found = self.field.keyed(f"parts {binding.buffer}", dtype, parts[at].T)
+            return self.field.reduced(partial.op, found, dtype)
 
         return source
 
@@ -498,32 +284,29 @@ class _Comparison:
 
     def _addresses(self, binding: Binding, written: Array, size: int) -> Array:
         """Some that were written, some at the ends of every axis, and the last there should be."""
-        content, type_ = binding.content, self.graph.type_of(_value(binding))
-        if isinstance(content, Work):
-            raise NotEstablished(f"{binding.buffer} holds numbers on the way: {content.purpose}")
+        layout, type_ = self._layout(binding), self.graph.type_of(value_of(binding))
         rng = np.random.default_rng([self.trial, len(written)])
         found = [written[0], written[-1], *written[rng.integers(0, len(written), COMPARED)]]
-        found += [min(at, size - 1) for at in last_addresses(content, type_)]
-        if not isinstance(content, Partial):
+        found += [min(at, size - 1) for at in layouts.last_addresses(layout)]
+        if not layout.op:
             few = rng.choice(written, min(len(written), 4096), replace=False)
-            for index in unravel(places(content, type_, few).flat, type_.shape):
+            for index in unravel(layouts.places(layout, type_, few).flat, type_.shape):
                 found += [rng.choice(few[index == end]) for end in (index.min(), index.max())]
         return np.unique(np.array(found))
 
     def _check_same(self, binding: Binding, memory: Memory, at: Array) -> None:
-        value = _value(binding)
-        if isinstance(binding.content, Partial):
-            terms = math.prod(extent for _, extent in binding.content.summed)
-            if terms > TERMS:
-                raise NotEstablished(f"each part is a sum of {terms} terms")
-            at = at[
-                np.linspace(0, len(at) - 1, min(len(at), max(3, 4 * TERMS // terms))).astype(int)
-            ]
+        value, layout = value_of(binding), self._layout(binding)
+        if layout.op:
+            terms = math.prod(extent for _, extent in layout.summed)
+            if terms > TERMS or layout.op == "spread":
+                raise NotEstablished(f"each part is of {terms} terms, or of a variance")
+            most = min(len(at), max(3, 4 * TERMS // terms))
+            at = at[np.linspace(0, len(at) - 1, most).astype(int)]
             for few in np.array_split(at, -(-len(at) * terms // TERMS)):
-                wanted = self._parts(self.graph.nodes[value.node], binding.content, few)
+                wanted = self._parts(self.graph.nodes[value.node], layout, few)
                 self._check_equal(binding, memory, few, wanted)
             return
-        found = places(binding.content, self.graph.type_of(value), at)  # type: ignore[arg-type]
+        found = layouts.places(layout, self.graph.type_of(value), at)
         there = found.is_there
         wanted = self.on.at(value, found.flat[there])
         wanted = chosen(found.is_zero[there], self.field.number(0, memory.dtype), wanted)
@@ -533,48 +316,42 @@ class _Comparison:
         memory.is_undefined = False  # what should have been written and was not equals nothing
         made = memory.load(at)
         if not same(made, wanted):
-            wrong = (i for i in range(len(at)) if not same(_one(made, i), _one(wanted, i)))
-            told = f"{binding.buffer} at {at[next(wrong, 0)]}"
+            told = f"{binding.buffer} at {at[int(np.argmin(made.p == wanted.p))]}"
             raise Rejected(f"{told} is not what %{binding.node} of the graph is there")
 
-    def _parts(self, node: Node, partial: Partial, at: Array) -> Element:
+    def _parts(self, node: Node, partial: Layout, at: Array) -> Element:
         """Partial sums at addresses, each from its terms."""
-        variables, _ = variables_at(partial.elements, at)
+        variables, _ = layouts.variables_at(partial, at)
         extents = tuple(extent for _, extent in partial.summed)
         count = math.prod(extents)
         shape, terms = (count, len(at)), unravel(np.arange(count), extents)
         every = {name: v[None, :] for name, v in variables.items()}
         every |= {name: i[:, None] for (name, _), i in zip(partial.summed, terms, strict=True)}
-        held = held_by(partial.elements.guards, every, shape)
-        element = [numbers(i, every, shape) for i in partial.elements.element]
+        held = layouts.held_by(partial.guards, every, shape)
+        element = [layouts.numbers(i, every, shape) for i in partial.element]
         found, dtype = self._terms(node, element), node.types[0].dtype
         if not held.all():
             if partial.op in ("max", "min"):
                 raise NotEstablished("parts of a maximum that end before others")
             found = chosen(held, found, self.field.number(int(partial.op == "mul"), dtype))
-            found = found.map(lambda a: np.broadcast_to(a, shape))
-        return reduced(self.field, partial.op, found, 1, dtype)
+        return self.field.reduced(partial.op, found.spread(shape), dtype)
 
     def _terms(self, node: Node, element: list[Array]) -> Element:
         """What a sum adds: elements of a reduction's operand, or products of a contraction's."""
         if node.op != "contract":
             return self._at(node.operands[0], element)
-        result, depth, x, y = result_labels(node)
-        axes, dtype = dict(zip([*result, *depth], element, strict=True)), node.types[0].dtype
-        pairs = zip(node.operands, (x, y), strict=True)
-        factors = [self._at(v, [axes[c] for c in labels]) for v, labels in pairs]
-        return self.field.apply("mul", factors, [dtype, dtype], dtype)
+        x, y, result = labels(node.attributes["spec"])
+        along = [*result, *(c for c in x if c not in result)]
+        axes, (left, right) = dict(zip(along, element, strict=True)), node.operands
+        a, b = self._at(left, [axes[c] for c in x]), self._at(right, [axes[c] for c in y])
+        return self.field.combined("mul", a, b, node.types[0].dtype)
 
     def _at(self, value: Value, index: list[Array]) -> Element:
         shape = self.graph.type_of(value).shape
         flat = np.zeros(index[0].shape if index else (1, 1), np.int64)
         for i, n in zip(index, shape, strict=True):
             flat = flat * n + np.clip(i, 0, max(0, n - 1))
-        return self.on.at(value, flat.reshape(-1)).map(lambda a: a.reshape(flat.shape))
-
-
-def _one(x: Element, i: int) -> Element:
-    return x.map(lambda a: np.broadcast_to(a, x.p.shape)[i : i + 1])
+        return self.on.table(value, flat)
 
 
 def base_of(graph: Graph, value: Value) -> Value:
@@ -589,39 +366,18 @@ def base_of(graph: Graph, value: Value) -> Value:
         value = node.operands[0]
 
 
-def _index_sizes(graph: Graph) -> dict[Value, int]:
-    """How long the axes are that integers index, or are positions along."""
-    found: dict[Value, int] = {}
-    for position, node in reversed(list(enumerate(graph.nodes))):
-        value, size = Value(position), 0
-        if node.op in ("argmax", "argmin"):
-            found[value] = graph.type_of(node.operands[0]).shape[node.attributes["axis"]]
-        elif node.op == "gather":
-            size = graph.type_of(node.operands[0]).shape[node.attributes["axis"]]
-        elif node.op == "scatter_add":
-            size = node.attributes["size"]
-        elif value in found and (node.op in ELEMENTWISE or node.op in MOVES):
-            found |= {v: found[value] for v in node.operands if v not in found}
-        if size:
-            found[node.operands[1]] = size
-    return found
-
-
 def _filled_with(kernel: Kernel) -> tuple[int | float, str] | None:
     """The number and dtype that a kernel fills its only buffer with; None for any other."""
-    every = list(walk(kernel.body))
-    loops, rest = ([s for s in every if isinstance(s, For) is kind] for kind in (True, False))
-    match rest, kernel.buffers:
-        case [Store(_, index, value, None, False)], [buffer] if value.kind == "literal":
-            extents = {s.var: s.extent for s in loops if isinstance(s, For) and s.stop is None}
-            terms = sorted((f, extents.get(str(a), 0)) for f, a in index.terms)
+    every = list(ir.walk(kernel.body))
+    loops = {s.var: s.extent for s in every if isinstance(s, For) and s.stop is None}
+    match [s for s in every if not isinstance(s, For)], kernel.buffers:
+        case [ir.Store(_, index, value, None, False)], [buffer] if value.kind == "literal":
             reached = 1  # addresses next to each other, from 0
-            for factor, extent in terms:
+            for factor, extent in sorted((f, loops.get(str(a), 0)) for f, a in index.terms):
                 reached = reached * extent if factor == reached else 0
-            is_all = reached == buffer.size and index.offset == 0 and len(extents) == len(loops)
+            is_all = reached == buffer.size and index.offset == 0 and len(loops) == len(every) - 1
             return (value.number, value.dtype) if is_all else None  # type: ignore[return-value]
-        case _:
-            return None
+    return None
 
 
 def stored_elements(kernel: Kernel) -> Counter[str]:
@@ -635,13 +391,11 @@ def stored_elements(kernel: Kernel) -> Counter[str]:
                 if s.stop is not None and not s.stop.terms:
                     end = max(0, min(end, s.stop.offset))
                 count(s.body, times * end)
-            elif isinstance(s, Store):
+            elif isinstance(s, ir.Store):
                 found[s.buffer] += times
-            elif isinstance(s, Matmul):
-                found[s.target.buffer] += times * s.target.rows.count * s.target.columns.count
-            elif isinstance(s, Library):
-                for view in s.results:
-                    found[view.buffer] += math.prod(view.shape)
+            elif isinstance(s, (ir.Matmul, ir.Library)):
+                for block in blocks_of(s)[0]:
+                    found[block.buffer] += times * math.prod(axis.count for axis in block.axes)
 
     count(kernel.body, 1)
     return found

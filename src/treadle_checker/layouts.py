@@ -10,9 +10,9 @@ import numpy as np
 from treadle_checker.elements import ravel, unravel
 from treadle_checker.field import Array
 from treadle_checker.machine import evaluate
-from treadle_checker.program import Copy, Elements, Partial, Value, Whole
+from treadle_checker.program import Index, Layout, Value, Whole
 from treadle_checker.reading import NotEstablished, Rejected
-from treadle_checker.values import Node, Type
+from treadle_checker.types import Node, Type
 
 MOST = 2**22  # addresses that are listed
 
@@ -26,46 +26,42 @@ class Places:
     is_there: Array
 
 
-def places(content: Whole | Copy, type_: Type, at: Array) -> Places:
-    if isinstance(content, Copy):
-        variables, there = variables_at(content.elements, at)
-        held = held_by(content.elements.guards, variables, at.shape)
-        index = [numbers(i, variables, at.shape) for i in content.elements.element]
-    else:
-        axes, held = _axes(content, type_), np.ones(at.shape, bool)
-        found = dict(zip(axes, unravel(at, _sizes(content, type_)), strict=True))
-        index = [found[i] for i in range(len(type_.shape))]
-        there = at < math.prod(_sizes(content, type_))
-        for i, n in zip(index, type_.shape, strict=True):
-            there = there & (i < n)
+def layout_of(content: Whole | Layout, type_: Type) -> Layout:
+    """Of a whole value: a variable for every axis that is longer than 1."""
+    if isinstance(content, Layout):
+        return content
+    axes, shape = list(content.order or range(len(type_.shape))), type_.shape
+    if sorted(axes) != list(range(len(shape))):
+        raise Rejected(f"a layout of axes {axes} is none of {type_}")
+    if content.pitch and content.pitch < shape[-1]:
+        raise Rejected(f"rows {content.pitch} apart overlap in {type_}")
+    held = (*shape[:-1], content.pitch) if content.pitch else shape
+    terms, step = list[tuple[int, str]](), 1
+    for i in reversed(axes):
+        terms += [(step, f"axis {i}")] if shape[i] != 1 else []
+        step *= held[i]
+    variables = tuple((f"axis {i}", n) for i, n in enumerate(shape) if n != 1)
+    index = [Index(0, ((1, f"axis {i}"),) if n != 1 else ()) for i, n in enumerate(shape)]
+    return Layout(variables, Index(0, tuple(terms)), tuple(index), ())
+
+
+def places(layout: Layout, type_: Type, at: Array) -> Places:
+    variables, there = variables_at(layout, at)
+    held = held_by(layout.guards, variables, at.shape)
+    index = [numbers(i, variables, at.shape) for i in layout.element]
     inside = [np.clip(i, 0, max(0, n - 1)) for i, n in zip(index, type_.shape, strict=True)]
     return Places(ravel(inside, type_.shape, len(at)), there & ~held, there)
 
 
-def _axes(content: Whole, type_: Type) -> tuple[int, ...]:
-    axes = content.order or tuple(range(len(type_.shape)))
-    if sorted(axes) != list(range(len(type_.shape))):
-        raise Rejected(f"a layout of axes {axes} is none of {type_}")
-    if content.pitch and content.pitch < type_.shape[-1]:
-        raise Rejected(f"rows {content.pitch} apart overlap in {type_}")
-    return axes
-
-
-def _sizes(content: Whole, type_: Type) -> tuple[int, ...]:
-    """Of axes in the order of memory, the last one as long as the pitch."""
-    held = (*type_.shape[:-1], content.pitch) if content.pitch else type_.shape
-    return tuple(held[i] for i in _axes(content, type_))
-
-
-def variables_at(elements: Elements, at: Array) -> tuple[dict[str, Array], Array]:
+def variables_at(layout: Layout, at: Array) -> tuple[dict[str, Array], Array]:
     """The variables at addresses, by division, and whether there are any."""
-    known, factors = dict(elements.variables), list[tuple[int, str]]()
-    for factor, atom in elements.address.terms:
+    known, factors = dict(layout.variables), list[tuple[int, str]]()
+    for factor, atom in layout.address.terms:
         if not isinstance(atom, str) or atom not in known or factor <= 0:
             raise NotEstablished("addresses are no sums of variables")
         factors.append((factor, atom))
     factors.sort(reverse=True)
-    rest, there = at - elements.address.offset, at >= elements.address.offset
+    rest, there = at - layout.address.offset, at >= layout.address.offset
     found = {name: np.zeros(at.shape, np.int64) for name in known}
     for i, (factor, name) in enumerate(factors):
         if i + 1 < len(factors) and factor < factors[i + 1][0] * known[factors[i + 1][1]]:
@@ -76,8 +72,8 @@ def variables_at(elements: Elements, at: Array) -> tuple[dict[str, Array], Array
     return found, there & (rest == 0)
 
 
-def numbers(index: object, variables: dict[str, Array], shape: tuple[int, ...]) -> Array:
-    return np.broadcast_to(evaluate(index, variables), shape)  # type: ignore[arg-type]
+def numbers(index: Index, variables: dict[str, Array], shape: tuple[int, ...]) -> Array:
+    return np.broadcast_to(evaluate(index, variables), shape)
 
 
 def held_by(
@@ -92,62 +88,39 @@ def held_by(
     return held
 
 
-def element_count(content: Whole | Copy | Partial, type_: Type) -> int:
-    """How many addresses a binding says something about."""
-    if isinstance(content, Whole):
-        return type_.size
-    return math.prod(extent for _, extent in content.elements.variables)
-
-
-def last_addresses(content: Whole | Copy | Partial, type_: Type) -> list[int]:
+def last_addresses(layout: Layout) -> list[int]:
     """Where the last element is, and the last zero beside a copy's elements."""
-    if isinstance(content, Whole):
-        sizes, axes = _sizes(content, type_), _axes(content, type_)
-        last = [np.array([max(0, type_.shape[i] - 1)]) for i in axes]
-        return [int(ravel(last, sizes, 1)[0])]
-    every, found = content.elements.variables, list[int]()
+    every, found = layout.variables, list[int]()
+    guards = () if layout.op else layout.guards
     for back in range(every[-1][1] if every else 1):  # gaps end a row
         last_of = {n: np.array([e - 1 - (back if n == every[-1][0] else 0)]) for n, e in every}
-        at = int(evaluate(content.elements.address, last_of).reshape(-1)[0])
-        is_held = (
-            isinstance(content, Partial) or held_by(content.elements.guards, last_of, (1,)).all()
-        )
+        is_held = held_by(guards, last_of, (1,)).all()
         if not found or is_held:
-            found.append(at)
+            found.append(int(numbers(layout.address, last_of, (1,))[0]))
         if is_held:
             break
     return found
 
 
-def result_labels(node: Node) -> tuple[list[str], list[str], str, str]:
-    """Of a contraction: labels of the result and along the depth, and those of both operands."""
-    operands, result = node.attributes["spec"].split("->")
-    x, y = operands.split(",")
-    return list(result), [c for c in x if c not in result], x, y
-
-
-class Parts:
-    """Where the parts of each element of a sum are."""
-
-    def __init__(self, node: Node, partial: Partial):
-        every = partial.elements
-        extents = tuple(extent for _, extent in every.variables)
-        count, type_ = math.prod(extents), node.types[0]
-        if count > MOST:
-            raise NotEstablished("too many parts to list")
-        grid = unravel(np.arange(count), extents)
-        names = dict(zip((name for name, _ in every.variables), grid, strict=True))
-        names |= {name: np.zeros(count, np.int64) for name, _ in partial.summed}
-        index = list(every.element)
-        if node.op == "contract":
-            index = index[: len(type_.shape)]
-        elif node.op.startswith("reduce_"):
-            index = [i for k, i in enumerate(index) if k not in node.attributes["axes"]]
-        else:
-            raise NotEstablished(f"parts of {node.op}")
-        flat = ravel([numbers(i, names, (count,)) for i in index], type_.shape, count)
-        order = np.argsort(flat, kind="stable")
-        each = count // max(1, type_.size)
-        if not np.array_equal(flat[order], np.repeat(np.arange(type_.size), each)):
-            raise NotEstablished("elements have different numbers of parts")
-        self.addresses = numbers(every.address, names, (count,))[order].reshape(-1, each)
+def part_addresses(node: Node, layout: Layout) -> Array:
+    """Where the parts of each element of a sum are, elements by parts."""
+    type_, extents = node.types[0], tuple(extent for _, extent in layout.variables)
+    count = math.prod(extents)
+    if count > MOST or layout.op == "spread":
+        raise NotEstablished("too many parts to list, or parts of a variance")
+    grid = unravel(np.arange(count), extents)
+    names = dict(zip((name for name, _ in layout.variables), grid, strict=True))
+    names |= {name: np.zeros(count, np.int64) for name, _ in layout.summed}
+    index = list(layout.element)
+    if node.op == "contract":
+        index = index[: len(type_.shape)]
+    elif node.op.startswith("reduce_"):
+        index = [i for k, i in enumerate(index) if k not in node.attributes["axes"]]
+    else:
+        raise NotEstablished(f"parts of {node.op}")
+    flat = ravel([numbers(i, names, (count,)) for i in index], type_.shape, count)
+    order = np.argsort(flat, kind="stable")
+    each = count // max(1, type_.size)
+    if not np.array_equal(flat[order], np.repeat(np.arange(type_.size), each)):
+        raise NotEstablished("elements have different numbers of parts")
+    return numbers(layout.address, names, (count,))[order].reshape(-1, each)

@@ -10,31 +10,17 @@ touches what they write: the first, the last, those at guards and some others ru
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from treadle_checker import program as ir
 from treadle_checker.bounds import Scope, accesses_in
 from treadle_checker.field import Array, Element, Field, chosen, is_residue, numpy_of
-from treadle_checker.program import (
-    Assign,
-    Axis,
-    Barrier,
-    For,
-    Index,
-    Kernel,
-    Library,
-    Matmul,
-    Matrix,
-    Statement,
-    Store,
-    Value,
-    subvalues,
-    values_of,
-    walk,
-)
-from treadle_checker.races import SIDE_BY_SIDE, Ranges, conflicts, locals_read
+from treadle_checker.program import Assign, For, Index, Kernel, Matmul, Statement, Store, Value
+from treadle_checker.races import conflicts, inside_grid, only_sums
 from treadle_checker.reading import NotEstablished, Rejected
 
 Source = Callable[[Array], Element]  # elements by where they are
@@ -49,7 +35,8 @@ NOTHING = {"add": 0, "mul": 1, "max": float("-inf"), "min": float("inf")}
 class Memory:
     """A buffer's elements by address: pages, made by its source when they are first touched.
 
-    What is never written needs none: its source is asked each time.
+    What is never written (`is_given`) needs none: its source is asked each time. What is undefined
+    must be written before it is read.
     """
 
     def __init__(
@@ -59,17 +46,15 @@ class Memory:
         self.is_undefined, self.is_given = is_undefined, is_given
         self.pages = np.full(16, -1, np.int64)
         self.count, self.pieces = 0, False
-        self.q, self.p = (np.zeros(0, numpy_of(dtype)) for _ in range(2))
-        self.sign, self.infinite = (np.zeros(0, np.int8) for _ in range(2))
+        kinds = {"q": numpy_of(dtype), "p": numpy_of(dtype), "sign": np.int8, "infinite": np.int8}
+        self.parts = {name: np.zeros(0, kind) for name, kind in kinds.items()}
         self.written = np.zeros(0, bool)
 
     def _slots(self, at: Array) -> Array:
         numbers = at // PAGE
         last = int(numbers.max(initial=0))
         if last >= len(self.pages):
-            more = np.full(max(last + 1, 2 * len(self.pages)), -1, np.int64)
-            more[: len(self.pages)] = self.pages
-            self.pages = more
+            self.pages = _grown(self.pages, last + 1, -1)
         found = self.pages[numbers]
         if (found < 0).any():
             missing = np.zeros(last + 1, bool)
@@ -83,18 +68,15 @@ class Memory:
         rows = slice(self.count * PAGE, (self.count + len(numbers)) * PAGE)
         self.pages[numbers] = np.arange(self.count, self.count + len(numbers))
         self.count += len(numbers)
-        if rows.stop > len(self.p):
-            for name in ("q", "p", "sign", "infinite", "written"):
-                old = getattr(self, name)
-                new = np.zeros(max(rows.stop, 2 * len(old)), old.dtype)
-                new[: len(old)] = old
-                setattr(self, name, new)
+        if rows.stop > len(self.written):
+            self.parts = {name: _grown(a, rows.stop) for name, a in self.parts.items()}
+            self.written = _grown(self.written, rows.stop)
         self._put(rows, self.source((numbers[:, None] * PAGE + np.arange(PAGE)).reshape(-1)))
 
     def _put(self, where: Array | slice, x: Element) -> None:
-        self.p[where], self.q[where] = x.p, x.q
-        self.sign[where] = 0 if x.sign is None else x.sign
-        self.infinite[where] = 0 if x.infinite is None else x.infinite
+        for name, array in self.parts.items():
+            part = getattr(x, name)
+            array[where] = 0 if part is None else part
         self.pieces |= x.pieces
 
     def load(self, at: Array, held: Array | None = None) -> Element:
@@ -107,12 +89,11 @@ class Memory:
             missing = ~self.written[slots]
             if (missing if held is None else missing & held).any():
                 raise Rejected(f"what nothing has written is read, at {at[missing].flat[0]}")
+        q, p, sign, infinite = (a[slots] for a in self.parts.values())
         if not is_residue(self.dtype):
-            plain = self.p[slots]
-            return Element(plain, plain)
-        bits = (a[slots] for a in (self.sign, self.infinite))
-        sign, infinite = (a.astype(np.int64) if a.any() else None for a in bits)
-        return Element(self.q[slots], self.p[slots], sign, infinite, self.pieces)
+            return Element(p, p)
+        marks = [a.astype(np.int64) if a.any() else None for a in (sign, infinite)]
+        return Element(q, p, marks[0], marks[1], self.pieces)
 
     def store(self, at: Array, x: Element) -> None:
         slots = self._slots(at)
@@ -127,10 +108,15 @@ class Memory:
 
     def written_at(self) -> Array:
         """Where something was stored, in order."""
-        numbers = np.flatnonzero(self.pages >= 0)
-        rows = np.arange(PAGE)
+        numbers, rows = np.flatnonzero(self.pages >= 0), np.arange(PAGE)
         held = self.written[(self.pages[numbers][:, None] * PAGE + rows).reshape(-1)]
         return (numbers[:, None] * PAGE + rows).reshape(-1)[held]
+
+
+def _grown(old: Array, least: int, fill: int = 0) -> Array:
+    new = np.full(max(least, 2 * len(old)), fill, old.dtype)
+    new[: len(old)] = old
+    return new
 
 
 def evaluate(
@@ -154,31 +140,6 @@ def evaluate(
     return total
 
 
-def reduced(field: Field, op: str, x: Element, count: int, dtype: str) -> Element:
-    """One reduction over the first axes."""
-    if op == "add":
-        return field.total(x, dtype, tuple(range(count)))
-    shape = x.p.shape
-    x = x.map(lambda a: np.broadcast_to(a, shape).reshape(-1, *shape[count:]))
-    while (n := len(x.p)) > 1:
-        first, second = (x.map(lambda a, k=k, n=n: a[k : n // 2 * 2 : 2]) for k in (0, 1))  # type: ignore[misc]
-        both = field.combined(op, first, second, dtype)
-        x = both if n % 2 == 0 else _joined(both, x.map(lambda a: a[-1:]))
-    return x.map(lambda a: a[0])
-
-
-def _joined(x: Element, y: Element) -> Element:
-    def part(a: Array | None, b: Array | None) -> Array | None:
-        if a is None and b is None:
-            return None
-        both = [np.zeros(e.p.shape, np.int64) if c is None else c for e, c in ((x, a), (y, b))]
-        return np.concatenate([np.broadcast_to(c, e.p.shape) for c, e in zip(both, (x, y))])
-
-    q, p = (np.concatenate([getattr(x, n), getattr(y, n)]) for n in "qp")
-    bits = part(x.sign, y.sign), part(x.infinite, y.infinite)
-    return Element(q, p, *bits, x.pieces or y.pieces)
-
-
 class Machine:
     """One kernel on memories by the names of its buffers. `picked` is what ran of each loop."""
 
@@ -186,7 +147,7 @@ class Machine:
         self.kernel, self.field, self.seed = kernel, field, seed
         self.memory = dict(memory)
         for b in kernel.scratch:
-            self.memory[b.name] = Memory(b.dtype, _undefined(field, b.name, b.dtype), True)
+            self.memory[b.name] = Memory(b.dtype, undefined(field, b.name, b.dtype), True)
         self.sizes = {b.name: b.size for b in (*kernel.buffers, *kernel.scratch)}
         self.own = {b.name for b in kernel.scratch}
         self.of_lanes = {b.name for b in kernel.scratch if b.lanes > 1}
@@ -194,7 +155,6 @@ class Machine:
         self.outer = _owners(kernel)
         self.picked: dict[str, list[int]] = {}
         self.plans: dict[int, tuple[bool, Array]] = {}
-        self.loops: list[For] = []
         self.axes: list[int] = []  # of loops that run as arrays, the newest first
         self.variables: dict[str, Array] = {}
         self.locals: dict[str, tuple[Element, int]] = {}  # and how many axes there were
@@ -221,38 +181,35 @@ class Machine:
                 m, k, n = (len(x) for x in self.sides(s))
                 total += m * k + k * n + m * k * n // 64
             else:
-                total += sum(1 for value in values_of(s) for _ in subvalues(value))
+                total += sum(1 for _ in ir.values_of(s))
         return total
 
     def plan(self, s: For) -> tuple[bool, Array]:
         """Whether iterations of a loop run as an axis, and which of them."""
         if id(s) not in self.plans:
             is_axis = s in self.outer
-            if not is_axis and (s.role != "sequential" or _only_sums(s)):
-                around = Scope(tuple(_around(self.kernel.body, s)))
-                is_axis = not conflicts(s, around, frozenset(self.of_lanes | _only_added(s)))
+            if not is_axis and (s.role != "sequential" or only_sums(s)):
+                around, exempt = _around(self.kernel.body, s), self.of_lanes | _only_added(s)
+                is_axis = not conflicts(s, around, frozenset(exempt))
             every = np.arange(s.extent)
-            if s.role in SIDE_BY_SIDE and not self.all_iterations and self._is_alone(s):
-                most = int(max(2, min(12, BUDGET // max(1, self.work(s.body)))))
-                every = self._picks(s, most)
+            if s.role in ir.SIDE_BY_SIDE and not self.all_iterations and self._is_alone(s):
+                every = self._picks(s, max(2, min(12, BUDGET // max(1, self.work(s.body)))))
             self.plans[id(s)] = is_axis, every
         return self.plans[id(s)]
 
     def _is_alone(self, s: For) -> bool:
         """Whether nothing outside an iteration touches what it changes."""
-        named = {a.local for a in walk(s.body) if isinstance(a, Assign) and a.kind == "let"}
-        if any(isinstance(a, Assign) and a.local not in named for a in walk(s.body)):
-            return False
         every = list(accesses_in(s.body))
         inside = Counter(a.buffer for a in every)
-        return all(self.touched[a.buffer] == inside[a.buffer] for a in every if a.writes)
+        is_own = all(self.touched[a.buffer] == inside[a.buffer] for a in every if a.writes)
+        return is_own and not ir.assigned_in(s)[1]
 
     def _picks(self, s: For, most: int) -> Array:
         n = s.extent
         if n <= most:
             return np.arange(n)
         rng = np.random.default_rng([self.seed, n, *s.var.encode()])
-        near = _at_guards(s, [x for x in walk(self.kernel.body) if isinstance(x, For)])[:6]
+        near = _at_guards(s, [x for x in ir.walk(self.kernel.body) if isinstance(x, For)])[:6]
         more = rng.integers(0, n, max(0, most - 2 - len(near))).tolist()
         found = np.unique([0, n - 1, *near, *more])
         self.picked[s.var] = found.tolist()
@@ -271,18 +228,15 @@ class Machine:
                 self.locals[local] = self.value(value), len(self.axes)
             case Assign("set", local, value):
                 old, depth = self.locals[local]
-                new = self.value(value)
-                self.locals[local] = self._held(new, old), depth
+                self.locals[local] = self._held(self.value(value), old), depth
             case Assign():
                 self.accumulate(s)
             case Store():
                 self.store(s)
             case Matmul():
                 self.multiply(s)
-            case Library(name):
+            case ir.Library(name):
                 raise NotEstablished(f"{name} is a library's")
-            case Barrier():
-                pass
 
     def _held(self, new: Element, old: Element) -> Element:
         return new if self.mask is None else chosen(self.mask, new, old)
@@ -291,16 +245,16 @@ class Machine:
         old, depth = self.locals[s.local]
         value, dtype, new = self.value(s.value), s.value.dtype, len(self.axes) - depth
         if not new:
-            self.locals[s.local] = (
-                self._held(self.field.combined(s.kind, old, value, dtype), old),
-                depth,
-            )
+            both = self._held(self.field.combined(s.kind, old, value, dtype), old)
+            self.locals[s.local] = both, depth
             return
         shape = tuple(self.axes)
-        value = value.map(lambda a: np.broadcast_to(a, shape))
         if self.mask is not None:
-            value = chosen(np.broadcast_to(self.mask, shape), value, self._nothing(s.kind, dtype))
-        value = reduced(self.field, s.kind, value, new, dtype)
+            mask = np.broadcast_to(self.mask, shape)
+            value = chosen(mask, value.spread(shape), self._nothing(s.kind, dtype))
+        flat = (-1, *shape[new:])
+        value = value.spread(shape).map(lambda a: a.reshape(flat))
+        value = self.field.reduced(s.kind, value, dtype)
         self.locals[s.local] = self.field.combined(s.kind, old, value, dtype), depth
 
     def _nothing(self, op: str, dtype: str) -> Element:
@@ -315,46 +269,44 @@ class Machine:
         if stop is not None:
             every = every[every < int(stop.max(initial=0))]
         before = dict(self.locals), self.mask, self.place, self.lane_place
-        around = int(np.prod(self.axes, dtype=np.int64))
-        parts = -(-len(every) * around // CHUNK) if is_axis else len(every)
+        parts = -(-len(every) * math.prod(self.axes) // CHUNK) if is_axis else len(every)
         for part in np.array_split(every, max(1, min(parts, len(every)))) if len(every) else ():
             if is_axis:
                 self.axes.insert(0, len(part))
                 part = part.reshape(-1, *[1] * (len(self.axes) - 1))
             else:
                 part = part[0]
-            self._iterations(s, part, stop, before[1])
+            self._iterations(s, part, stop)
             if is_axis:
                 self.axes.pop(0)
-            self.place, self.lane_place = before[2:]
-        self.mask = before[1]
+            self.mask, self.place, self.lane_place = before[1:]
         self.variables.pop(s.var, None)
         self.locals = {n: self.locals[n] for n in before[0]}
 
-    def _iterations(self, s: For, at: Array, stop: Array | None, mask: Array | None) -> None:
-        self.variables[s.var], self.mask = at, mask
+    def _iterations(self, s: For, at: Array, stop: Array | None) -> None:
+        self.variables[s.var] = at
         if stop is not None and stop.ndim:
-            self.mask = at < stop if mask is None else (at < stop) & mask
+            self.mask = at < stop if self.mask is None else (at < stop) & self.mask
         is_owner = s in self.outer
         if (is_owner and self.own) or (s.role == "vector" and self.of_lanes):
-            count = int(np.prod(self.axes, dtype=np.int64))
+            count = math.prod(self.axes)
             fresh = self.places + np.arange(count).reshape(self.axes)
             self.places += count
             self.place = fresh if is_owner else self.place
             self.lane_place = fresh
-        self.loops.append(s)
         for inner in s.body:
             self.statement(inner)
-        self.loops.pop()
 
     # Memory
 
-    def _address(self, buffer: str, at: Array) -> Array:
-        """Where an element is; what lies outside is behind a guard that does not hold."""
+    def _address(self, buffer: str, at: Array, axes: int = 0) -> Array:
+        """Where an element is; what lies outside is behind a guard that does not hold. Places have
+        so many axes less than addresses."""
         at = np.clip(at, 0, max(0, self.sizes[buffer] - 1))
-        if buffer in self.of_lanes:
-            return at + self.sizes[buffer] * self.lane_place
-        return at + self.sizes[buffer] * self.place if buffer in self.own else at
+        if buffer not in self.own:
+            return at
+        place = self.lane_place if buffer in self.of_lanes else self.place
+        return at + self.sizes[buffer] * place.reshape(place.shape + (1,) * axes)
 
     def store(self, s: Store) -> None:
         mask = self.mask
@@ -370,26 +322,18 @@ class Machine:
         masks = [] if self.mask is None else [self.mask.shape]
         axes = [tuple(self.axes)] if adds else []  # each iteration adds once
         shape = np.broadcast_shapes(at.shape, x.p.shape, *masks, *axes)
-        at, x = np.broadcast_to(at, shape), x.map(lambda a: np.broadcast_to(a, shape))
+        at, x = np.broadcast_to(at, shape), x.spread(shape)
         if self.mask is not None:
             held = np.broadcast_to(self.mask, shape)
             at, x = at[held], x.map(lambda a: a[held])
         if adds:
             at, places = np.unique(at.reshape(-1), return_inverse=True)
-            x = self._summed(x, places.reshape(-1), memory.load(at), memory.dtype)
+            x = self.field.scattered(x, places.reshape(-1), memory.load(at), memory.dtype)
         memory.store(at, x)
-
-    def _summed(self, x: Element, places: Array, old: Element, dtype: str) -> Element:
-        lanes = []
-        for f, a, b in self.field.lanes(x, old):
-            total = b.copy()
-            np.add.at(total, places, a.reshape(-1))
-            lanes.append(total % f.modulus if is_residue(dtype) else total)
-        return Element(lanes[0], lanes[1], pieces=x.pieces or old.pieces)
 
     def sides(self, s: Matmul) -> tuple[Array, Array, Array]:
         """Rows, depth and columns of a product; some rows and columns if nothing else has them."""
-        m, k, n = s.target.rows.count, s.left.columns.count, s.target.columns.count
+        (m, n), k = (axis.count for axis in s.target.axes), s.left.axes[1].count
         is_small = m * n <= 2**12 and (m + n) * k <= CHUNK
         if self.touched[s.target.buffer] > 1 or is_small:
             if (m + n) * k > 8 * CHUNK:
@@ -402,34 +346,30 @@ class Machine:
     def multiply(self, s: Matmul) -> None:
         rows, deep, columns = self.sides(s)
         mask, self.mask = self.mask, None if self.mask is None else self.mask[..., None, None]
-        x = self.memory[s.left.buffer].load(self._matrix(s.left, rows, deep), self.mask)
-        y = self.memory[s.right.buffer].load(self._matrix(s.right, deep, columns), self.mask)
+        x, y = self._block(s.left, rows, deep), self._block(s.right, deep, columns)
         if x.infinite is not None or y.infinite is not None:
             raise NotEstablished("a product of infinities")
-        into, target = self._matrix(s.target, rows, columns), self.memory[s.target.buffer]
-        found, dtype = self.field.matmul(x, y), target.dtype
-        for buffer, at in s.scales:
-            factor = self.memory[buffer].load(np.array(at))
-            found = self.field.apply("mul", [found, factor], [dtype, dtype], dtype)
+        found, dtype = self.field.matmul(x, y), self.memory[s.target.buffer].dtype
+        for factor in s.scales:
+            found = self.field.combined("mul", found, self._block(factor), dtype)
         if s.bias is not None:
-            found = self.field.combined("add", found, self.memory[s.bias].load(columns), dtype)
+            found = self.field.combined("add", found, self._block(s.bias, columns), dtype)
         if s.adds:
-            found = self.field.combined("add", target.load(into, self.mask), found, dtype)
-        self._write(s.target.buffer, into, found, False)
+            found = self.field.combined("add", self._block(s.target, rows, columns), found, dtype)
+        self._write(s.target.buffer, self._within(s.target, rows, columns), found, False)
         self.mask = mask
 
-    def _matrix(self, m: Matrix, rows: Array, columns: Array) -> Array:
-        def along(axis: Axis, at: Array) -> Array:
-            return np.asarray(axis.listed, np.int64)[at] if axis.listed else at * axis.stride
+    def _block(self, block: ir.Block, *along: Array) -> Element:
+        return self.memory[block.buffer].load(self._within(block, *along), self.mask)
 
-        place = self.place, self.lane_place
-        self.place, self.lane_place = (np.asarray(x)[..., None, None] for x in place)
-        first = self.index(m.index)[..., None, None]
-        found = self._address(
-            m.buffer, first + along(m.rows, rows)[:, None] + along(m.columns, columns)
-        )
-        self.place, self.lane_place = place
-        return found
+    def _within(self, block: ir.Block, *along: Array) -> Array:
+        """Addresses of a block's elements: two axes beside the machine's."""
+        at = self.index(block.index)[..., None, None]
+        for k, (axis, places) in enumerate(zip(block.axes, along, strict=True)):
+            steps = np.asarray(axis.listed, np.int64) if axis.listed else None
+            moved = places * axis.stride if steps is None else steps[places]
+            at = at + (moved if k == len(along) - 1 else moved[:, None])
+        return self._address(block.buffer, at, 2)
 
     # Values
 
@@ -451,19 +391,17 @@ class Machine:
             case "within":
                 at = self.index(value.index)
                 return field.integers((at >= value.low) & (at < value.high), "bool")
-            case "convert":
-                (inner,) = value.operands
-                return field.cast(self.value(inner), inner.dtype, value.dtype)
             case "guarded":
                 return self.guarded(*value.operands)
-        xs = [self.value(v) for v in value.operands]
+        xs, given = [self.value(v) for v in value.operands], [v.dtype for v in value.operands]
         self.count += max((x.p.size for x in xs), default=1)
         if self.count > MOST:
             raise NotEstablished("an iteration computes too much")
         if value.name == "mulhi":
             wide = xs[0].p.astype(np.uint64) * xs[1].p.astype(np.uint64)
             return field.integers(wide >> np.uint64(32), value.dtype)
-        return field.apply(value.name, xs, [v.dtype for v in value.operands], value.dtype)
+        op = "cast" if value.kind == "convert" else value.name
+        return field.apply(op, xs, given, value.dtype)
 
     def guarded(self, guard: Value, inner: Value, other: Value) -> Element:
         """What is behind a guard that does not hold is not read."""
@@ -476,62 +414,42 @@ class Machine:
         return self.field.apply("where", xs, ["bool", inner.dtype, inner.dtype], inner.dtype)
 
 
-def _undefined(field: Field, name: str, dtype: str) -> Source:
+def undefined(field: Field, name: str, dtype: str) -> Source:
     return lambda at: field.keyed(f"undefined {name}", dtype, at)
 
 
 def _owners(kernel: Kernel) -> list[For]:
     """Loops whose iterations have scratch of their own: the grid's, or the one threads share."""
-    body = kernel.body
-    while body and isinstance(body[0], Assign) and body[0].kind == "let":
-        body = body[1:]
-    found: list[For] = []
-    while len(body) == 1 and isinstance(body[0], For) and body[0].stop is None:
-        is_owner = body[0].role == "grid" or (not found and body[0].role in ("parallel", "vector"))
-        if not is_owner:
-            break
-        found.append(body[0])
-        body = body[0].body
-        if kernel.geometry is None:
-            break
-    return found
+    loops, body = inside_grid(kernel)
+    if kernel.geometry is not None and loops:
+        return loops
+    first = loops[:1] or [s for s in body[:1] if isinstance(s, For) and len(body) == 1]
+    return [s for s in first if s.role in ("grid", "parallel", "vector") and s.stop is None]
 
 
-def _around(body: Sequence[Statement], wanted: For) -> list[For]:
+def _around(body: Sequence[Statement], wanted: For) -> tuple[For, ...]:
     """The loops around a loop, the outermost first."""
     for s in body:
-        if isinstance(s, For) and s is not wanted and any(x is wanted for x in walk(s.body)):
-            return [s, *_around(s.body, wanted)]
-    return []
-
-
-def _only_sums(loop: For) -> bool:
-    """Whether locals of outside are only accumulated into, each by one op, and not read."""
-    assigned = [s for s in walk(loop.body) if isinstance(s, Assign)]
-    named = {s.local for s in assigned if s.kind == "let"}
-    ops = {(s.local, s.kind) for s in assigned if s.local not in named}
-    sums = {local for local, _ in ops}
-    read = set().union(*(locals_read(s) for s in walk(loop.body)))
-    return len(sums) == len(ops) and not sums & read and all(op != "set" for _, op in ops)
+        if isinstance(s, For) and s is not wanted and any(x is wanted for x in ir.walk(s.body)):
+            return (s, *_around(s.body, wanted))
+    return ()
 
 
 def _only_added(loop: For) -> set[str]:
     """Buffers that iterations only add to, in any order."""
-    adding = {s.buffer for s in walk(loop.body) if isinstance(s, Store) and s.adds}
     touched = Counter(a.buffer for a in accesses_in(loop.body))
-    added = Counter(s.buffer for s in walk(loop.body) if isinstance(s, Store) and s.adds)
-    return {name for name in adding if touched[name] == added[name]}
+    added = Counter(s.buffer for s in ir.walk(loop.body) if isinstance(s, Store) and s.adds)
+    return {name for name, count in added.items() if touched[name] == count}
 
 
 def _at_guards(loop: For, loops: Sequence[For]) -> list[int]:
     """Iterations on both sides of where a guard begins or ends to hold, of loops at their ends."""
-    scope, found = Ranges(tuple(loops)), list[int]()
-    for s in walk(loop.body):
-        for v in (v for value in values_of(s) for v in subvalues(value) if v.kind == "within"):
-            step = sum(f for f, atom in v.index.terms if atom == loop.var)
-            if step:
-                rest = tuple(t for t in v.index.terms if t[1] != loop.var)
-                for end in scope.ends(Index(v.index.offset, rest))[::-1]:
-                    edges = ((edge - end) // step for edge in (v.high, v.low))
-                    found += [edge + i for edge in edges for i in (-1, 0, 1)]
+    scope, found = Scope(tuple(loops), only_ranges=True), list[int]()
+    for v in (v for s in ir.walk(loop.body) for v in ir.values_of(s) if v.kind == "within"):
+        step = sum(f for f, atom in v.index.terms if atom == loop.var)
+        if step:
+            rest = tuple(t for t in v.index.terms if t[1] != loop.var)
+            for end in scope.ends(Index(v.index.offset, rest))[::-1]:
+                edges = ((edge - end) // step for edge in (v.high, v.low))
+                found += [edge + i for edge in edges for i in (-1, 0, 1)]
     return [i for i in dict.fromkeys(found) if 0 <= i < loop.extent]

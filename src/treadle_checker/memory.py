@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from treadle_checker.program import BYTES, Call, Phase, Program, Step
+from treadle_checker.program import Call, Phase, Program, Step, calls_of, size_of
 from treadle_checker.reading import Rejected
 
 
-def check_calls(program: Program) -> None:
+def check_memory(program: Program) -> None:
+    _check_calls(program)
+    _check_phases(program)
+    _check_arena(program)
+
+
+def given_to(program: Program, call: Call) -> tuple[list[str], list[str]]:
+    """The buffers that a call reads, and those that it writes."""
+    names, count = [n for n, _ in call.arguments], len(program.kernels[call.kernel].inputs)
+    return names[:count], names[count:]
+
+
+def _check_calls(program: Program) -> None:
     """Every call is of a kernel on buffers that have room for it, in all iterations of a repeat."""
-    for call, length in _calls(program.steps, 1):
+    for call, repeated in calls_of(program.steps):
+        length = 1 if repeated is None else repeated
         if call.kernel >= len(program.kernels):
             raise Rejected(f"a call of the kernel {call.kernel}, which is not there")
         kernel = program.kernels[call.kernel]
@@ -25,16 +36,7 @@ def check_calls(program: Program) -> None:
                 raise Rejected(f"{kernel.name} takes {told} of {name}, which has {given.size}")
 
 
-def _calls(steps: tuple[Step, ...], length: int) -> Iterator[tuple[Call, int]]:
-    """Every call, and how often the innermost repeat around it makes it."""
-    for step in steps:
-        if isinstance(step, Phase):
-            yield from ((call, length) for call in step.calls)
-        else:
-            yield from _calls(step.steps, step.length)
-
-
-def check_phases(program: Program) -> None:
+def _check_phases(program: Program) -> None:
     """Calls of one phase do not touch what another one writes; what is read was written before."""
     written = {*program.leaves, *program.constants}
     written |= {b.name for b in program.buffers.values() if not b.size}
@@ -42,7 +44,7 @@ def check_phases(program: Program) -> None:
     missing = [name for _, _, name in program.outputs if name not in written]
     if missing:
         raise Rejected(f"the output {missing[0]} is never written")
-    changed = {name for call, _ in _calls(program.steps, 1) for name in _written(program, call)}
+    changed = {n for call, _ in calls_of(program.steps) for n in given_to(program, call)[1]}
     changed &= {*program.leaves, *program.constants}
     if not changed <= set(program.updated):
         raise Rejected(f"{min(changed - set(program.updated))} is given, and written")
@@ -55,12 +57,12 @@ def _check_steps(program: Program, steps: tuple[Step, ...], written: set[str]) -
             continue
         writers: dict[str, Call] = {}
         for call in step.calls:
-            for name in _written(program, call):
+            for name in given_to(program, call)[1]:
                 if writers.setdefault(name, call) is not call:
                     raise Rejected(f"two calls of a phase write {name}")
         for call in step.calls:
             kernel = program.kernels[call.kernel]
-            for name, _ in call.arguments[: len(kernel.inputs)]:
+            for name in given_to(program, call)[0]:
                 if writers.get(name, call) is not call:
                     raise Rejected(f"{kernel.name} reads {name}, written in the same phase")
                 if name not in written and name not in writers:
@@ -68,17 +70,12 @@ def _check_steps(program: Program, steps: tuple[Step, ...], written: set[str]) -
         written |= set(writers)
 
 
-def _written(program: Program, call: Call) -> list[str]:
-    first = len(program.kernels[call.kernel].inputs)
-    return [name for name, _ in call.arguments[first:]]
-
-
-def check_arena(program: Program) -> None:
+def _check_arena(program: Program) -> None:
     """Buffers that live at one time do not overlap; all others are given from outside."""
     outside = {*program.leaves, *program.constants, *(name for _, _, name in program.outputs)}
     spans: dict[str, tuple[int, int]] = {}  # the first and the last step that touches a buffer
     for position, step in enumerate(program.steps):
-        for call, _ in _calls((step,), 1):
+        for call, _ in calls_of((step,)):
             for name, _ in call.arguments:
                 spans[name] = spans.get(name, (position, position))[0], position
     placed: list[tuple[int, int, int, int, str]] = []
@@ -87,18 +84,13 @@ def check_arena(program: Program) -> None:
         if name in outside or not buffer.nbytes:
             continue
         at = program.offsets.get(name)
-        if at is None or at % BYTES[buffer.dtype] or at + buffer.nbytes > program.arena:
+        if at is None or at % size_of(buffer.dtype) or at + buffer.nbytes > program.arena:
             raise Rejected(f"{name} does not lie in the arena")
         placed.append((at, at + buffer.nbytes, first, last, name))
     if set(program.offsets) & outside:
         raise Rejected(f"{min(set(program.offsets) & outside)} is given, and lies in the arena")
-    _check_apart(placed)
-
-
-def _check_apart(placed: list[tuple[int, int, int, int, str]]) -> None:
-    """In the order of their addresses, each against those before it that reach so far."""
     reaching: list[tuple[int, int, int, int, str]] = []
-    for each in sorted(placed):
+    for each in sorted(placed):  # each against those before it that reach so far
         at, _, first, last, name = each
         reaching = [other for other in reaching if other[1] > at]
         for _, _, start, end, other in reaching:
@@ -107,14 +99,7 @@ def _check_apart(placed: list[tuple[int, int, int, int, str]]) -> None:
         reaching.append(each)
 
 
-def aliased(program: Program, call: Call) -> list[tuple[str, str]]:
-    """Pairs of a kernel's buffers that are the same memory, of which one is written."""
-    kernel = program.kernels[call.kernel]
-    pairs = list(zip((b.name for b in kernel.buffers), call.arguments, strict=True))
-    count = len(kernel.inputs)
-    return [
-        (name, other)
-        for i, (name, (buffer, _)) in enumerate(pairs)
-        for other, (same, _) in pairs[max(i + 1, count) :]
-        if same == buffer
-    ]
+def is_aliased(program: Program, call: Call) -> bool:
+    """Whether two of a kernel's buffers are the same memory, and one of them is written."""
+    read, written = given_to(program, call)
+    return len(set(written)) < len(written) or not set(read).isdisjoint(written)

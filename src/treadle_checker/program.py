@@ -1,34 +1,40 @@
 """A program as records: kernels of loops over buffers, their calls, and what buffers hold.
 
-Every node is a list whose first element is its kind; the tables below say what follows, and
-whatever they do not know is rejected. Loop variables and locals are names.
+A class is recorded as the list of its fields, in order; an alternative begins with its kind. What
+the annotations and tables below do not know is refused. Loop variables and locals are names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any
 
+from treadle_checker import reading
+from treadle_checker.field import DTYPES
 from treadle_checker.reading import (
+    Reader,
     Unreadable,
-    boolean,
+    among,
+    declared,
     integer,
-    items,
-    one_of,
-    record,
-    row,
-    string,
+    maybe,
+    need,
+    several,
 )
 
-BYTES = {
-    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "float8_e5m2": 1,
-    "int64": 8, "int32": 4, "uint32": 4, "int8": 1, "uint8": 1, "bool": 1,
-}  # fmt: skip
-ROLES = ("parallel", "grid", "group", "subgroup", "vector", "sequential")
 SHARED_OUT = ("group", "subgroup")
-ACCUMULATING = ("add", "mul", "max", "min")
+SIDE_BY_SIDE = ("parallel", "grid", *SHARED_OUT, "vector")
+SUMS = ("add", "mul", "max", "min")
+_name, _signed = reading.text(), integer(-(2**60))
+
+
+def size_of(dtype: str) -> int:
+    return max(1, DTYPES[dtype] // 8)
+
+
+# Indices and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,33 @@ class Atom:
     size: int
 
 
+def _atom(given: Any) -> Any:
+    if isinstance(given, str):
+        return _name(given)
+    known = among(["data", "bounded", "quotient", "remainder"])
+    is_data = isinstance(given, list) and given[:1] == ["data"]
+    found = reading.row(Atom, known, _name if is_data else _index, integer())(given)
+    need(found.size or found.kind == "bounded", found.size, "something to divide by")
+    return found
+
+
+def _index(given: Any) -> Any:
+    """[offset, [factor, atom], …]."""
+    need(isinstance(given, list) and 0 < len(given) <= 100, given, "an index")
+    return Index(_signed(given[0]), several(reading.row(reading.pair, _signed, _atom))(given[1:]))
+
+
+def _number(given: Any) -> int | float | Fraction:
+    """Whole, a fraction, a float's hexadecimal form, an infinity or nan."""
+    if isinstance(given, (bool, int)):
+        return given
+    told = reading.text(400)(given)
+    try:
+        return Fraction(told) if "/" in told else float.fromhex(told)
+    except (ValueError, OverflowError, ZeroDivisionError) as wrong:
+        raise Unreadable(f"{told[:50]!r} is no number") from wrong
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """A scalar. `name` is that of the op, the buffer or the local.
@@ -58,192 +91,188 @@ class Value:
     """
 
     kind: str
-    dtype: str
-    operands: tuple[Value, ...] = ()
+    dtype: str = "bool"
     name: str = ""
     index: Index = Index(0)
     low: int = 0
     high: int = 0
     number: int | float | Fraction = 0
+    operands: tuple[Value, ...] = ()
+
+
+_dtype = among(DTYPES)
+_PARTS: dict[str, Reader] = {
+    "dtype": _dtype, "name": _name, "index": _index, "low": _signed, "high": _signed,
+    "number": _number,
+}  # fmt: skip
+# What follows the kind, and how many operands follow that; −1 is any number of them.
+VALUES = {
+    "literal": ("dtype number", 0), "load": ("dtype name index", 0), "local": ("dtype name", 0),
+    "position": ("dtype index", 0), "within": ("index low high", 0), "convert": ("dtype", 1),
+    "guarded": ("dtype", 3), "apply": ("dtype name", -1),
+}  # fmt: skip
+
+
+def _value(given: Any) -> Value:
+    need(isinstance(given, list) and given, given, "a value")
+    fields, count = VALUES[among(VALUES)(given[0])]
+    names = fields.split()
+    own, operands = given[1 : len(names) + 1], given[len(names) + 1 :]
+    fits = len(own) == len(names) and count in (-1, len(operands))
+    need(fits, given, f"a value with {fields}")
+    found = {name: _PARTS[name](part) for name, part in zip(names, own, strict=True)}
+    return Value(given[0], operands=several(_value)(operands), **found)
+
+
+Signed = Annotated[int, _signed]
+Some = Annotated[int, integer(1)]
+Dtype = Annotated[str, _dtype]
+At = Annotated[Index, _index]
+Scalar = Annotated[Value, _value]
+Names = Annotated[tuple[str, ...], several(_name)]
+_named = reading.row(reading.pair, _name, integer())
+Counts = Annotated[tuple[int, ...], several(integer())]
+Variables = Annotated[tuple[tuple[str, int], ...], several(_named)]
+
+
+# Statements
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
     name: str
-    dtype: str
+    dtype: Dtype
     size: int
-    lanes: int = 1
-    space: str = "global"
-    pack: int = 1
+    lanes: Some = 1
+    space: Annotated[str, among(["global", "shared", "private"])] = "global"
+    pack: Some = 1
 
     @property
     def nbytes(self) -> int:
-        return self.size * BYTES[self.dtype] * self.lanes
+        return self.size * size_of(self.dtype) * self.lanes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class For:
     var: str
-    extent: int
-    role: str
-    stop: Index | None
-    lanes: int
-    body: tuple[Statement, ...]
+    extent: Annotated[int, integer(0, 2**40)]
+    role: Annotated[str, among([*SIDE_BY_SIDE, "sequential"])]
+    stop: Annotated[Index | None, maybe(_index)]
+    lanes: Annotated[int, integer(1, 1024)]
+    body: Annotated[tuple[Statement, ...], _body]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assign:
     """A local is named ("let"), changed ("set") or accumulated into by an op."""
 
-    kind: str
+    kind: Annotated[str, among(["let", "set", *SUMS])]
     local: str
-    value: Value
+    value: Scalar
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Store:
-    """An update, if it adds."""
+    """Where the guard holds, if there is one; what `adds` is added to what is there."""
 
     buffer: str
-    index: Index
-    value: Value
-    guard: Value | None = None
-    adds: bool = False
+    index: At
+    value: Scalar
+    guard: Annotated[Value | None, maybe(_value)]
+    adds: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Barrier:
-    scope: str
+    scope: Annotated[str, among(SHARED_OUT)]
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
     """Elements along a matrix: at multiples of a stride, or listed."""
 
-    count: int
-    stride: int
-    listed: tuple[int, ...]
-
-    @property
-    def ends(self) -> tuple[int, int]:
-        every = self.listed or (0, (self.count - 1) * self.stride)
-        return min(every), max(every)
+    count: Some
+    stride: Signed
+    listed: Annotated[tuple[int, ...], several(_signed)]
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class Block:
+    """Elements of a buffer along some axes, from an index on: two of a matrix, none of a number."""
+
     buffer: str
-    index: Index
-    rows: Axis
-    columns: Axis
+    index: At
+    axes: Annotated[tuple[Axis, ...], several(declared(Axis), 100)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matmul:
-    target: Matrix
-    left: Matrix
-    right: Matrix
+    """A product of matrices, to which a bias is added, with factors."""
+
+    target: Annotated[Block, _matrix]
+    left: Annotated[Block, _matrix]
+    right: Annotated[Block, _matrix]
     adds: bool
-    bias: str | None
-    scales: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    buffer: str
-    start: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    bias: Annotated[Block | None, maybe(_block)]
+    scales: Blocks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Library:
     name: str
-    results: tuple[View, ...]
-    operands: tuple[View, ...]
-    numbers: Any
+    results: Blocks
+    operands: Blocks
+
+
+_block = declared(Block)
+Blocks = Annotated[tuple[Block, ...], several(_block, 100)]
+
+
+def _matrix(given: Any) -> Any:
+    found = _block(given)
+    need(len(found.axes) == 2, given, "a matrix")
+    return found
 
 
 Statement = For | Assign | Store | Barrier | Matmul | Library
+_STATEMENTS = (For, Assign, Store, Barrier, Matmul, Library)
+_KINDS = {kind.__name__.lower(): declared(kind) for kind in _STATEMENTS}
+_body = several(reading.one_of_kinds(_KINDS))
+
+
+# What buffers hold
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
-    threads: int
-    share: int
-    warp: int
-    combine: str
-    template: tuple[Any, ...]
+class Layout:
+    """At `address` the element at `element`, for all variables' values; zero outside guards.
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Kernel:
-    name: str
-    inputs: tuple[Buffer, ...]
-    outputs: tuple[Buffer, ...]
-    scratch: tuple[Buffer, ...]
-    geometry: Geometry | None
-    body: tuple[Statement, ...]
-
-    @property
-    def buffers(self) -> tuple[Buffer, ...]:
-        return self.inputs + self.outputs
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Call:
-    kernel: int
-    arguments: tuple[tuple[str, int], ...]  # buffers, and elements that an iteration moves on
-    lines: tuple[str, ...]  # of the model
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Phase:
-    calls: tuple[Call, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Repeat:
-    length: int
-    reverse: bool
-    steps: tuple[Step, ...]
-
-
-Step = Phase | Repeat
-Variables = tuple[tuple[str, int], ...]  # names and extents
-
-
-@dataclass(frozen=True, slots=True)
-class Elements:
-    """At `address` the element at `element`, for all variables' values; zero outside guards."""
+    With an op it is a part of a sum: what the op gives of the elements over the variables `summed`.
+    """
 
     variables: Variables
-    address: Index
-    element: tuple[Index, ...]
-    guards: tuple[Value, ...]
+    address: At
+    element: Annotated[tuple[Index, ...], several(_index, 100)]
+    guards: Annotated[tuple[Value, ...], several(_value, 100)]
+    summed: Variables = ()
+    op: Annotated[str, among(["", *SUMS, "spread"])] = ""  # spread: squares around the mean
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    order: tuple[int, ...] = ()
+    """All elements in order, of axes in the order of memory; rows begin `pitch` apart."""
+
+    order: Counts = ()
     pitch: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    elements: Elements
-
-
-@dataclass(frozen=True, slots=True)
-class Partial:
-    elements: Elements
-    summed: Variables
-    op: str
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     purpose: str
+
+
+Content = Whole | Layout | Work
+_CONTENTS = {kind.__name__.lower(): declared(kind) for kind in (Whole, Layout, Work)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,218 +283,105 @@ class Binding:
     scope: str
     node: int
     output: int
-    content: Whole | Copy | Partial | Work
+    content: Annotated[Content, reading.one_of_kinds(_CONTENTS)]
+
+
+# Kernels and programs
+
+_threads = integer(1, 2**16)
+_buffers = several(declared(Buffer))
+Buffers = Annotated[tuple[Buffer, ...], _buffers]
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    threads: Annotated[int, _threads]
+    share: Annotated[int, _threads]
+    warp: Annotated[int, _threads]
+    combine: Annotated[str, among(["exchange", "in order", "tree"])]
+    template: Annotated[tuple[Any, ...], several(lambda part: part, 100)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    name: str
+    inputs: Buffers
+    outputs: Buffers
+    scratch: Buffers
+    geometry: Annotated[Geometry | None, maybe(declared(Geometry))]
+    body: Annotated[tuple[Statement, ...], _body]
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return self.inputs + self.outputs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    kernel: int
+    arguments: Variables  # buffers, and elements that an iteration moves on
+    lines: Names  # of the model
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Phase:
+    calls: Annotated[tuple[Call, ...], several(declared(Call))]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeat:
+    length: int
+    reverse: bool
+    steps: Annotated[tuple[Step, ...], _steps]
+
+
+Step = Phase | Repeat
+_steps = several(reading.one_of_kinds({"phase": declared(Phase), "repeat": declared(Repeat)}))
+
+
+def _by_name(given: Any) -> dict[str, Buffer]:
+    found = {b.name: b for b in _buffers(given)}
+    need(len(found) == len(given), given, "a list of buffers with different names")
+    return found
+
+
+_output = reading.row(reading.pair, _name, reading.row(reading.pair, integer(), integer()), _name)
+
+
+def _offsets(given: Any) -> dict[str, int]:
+    return dict(several(_named)(given))
+
+
+@dataclass(frozen=True, eq=False)
 class Program:
-    kernels: tuple[Kernel, ...]
-    buffers: dict[str, Buffer]
-    leaves: tuple[str, ...]
-    constants: tuple[str, ...]
-    updated: tuple[str, ...]
-    outputs: tuple[tuple[str, tuple[int, int], str], ...]  # name, value and buffer
-    steps: tuple[Step, ...]
-    bindings: tuple[Binding, ...]
+    kernels: Annotated[tuple[Kernel, ...], several(declared(Kernel, as_record=True))]
+    buffers: Annotated[dict[str, Buffer], _by_name]
+    leaves: Names
+    constants: Names
+    updated: Names
+    outputs: Annotated[tuple[Any, ...], several(_output)]
+    steps: Annotated[tuple[Step, ...], _steps]
+    bindings: Annotated[tuple[Binding, ...], several(declared(Binding))]
     arena: int
-    offsets: dict[str, int]
+    offsets: Annotated[dict[str, int], _offsets]
 
 
-# Reading: what is made of one part of the data, or Rejected.
-
-Reader = Callable[[Any], Any]
-
-
-def _number(low: int, high: int = 2**60) -> Reader:
-    return lambda given: integer(given, low, high)
-
-
-def _among(*known: str) -> Reader:
-    return lambda given: one_of(given, {name: name for name in known})
-
-
-def _several(reader: Reader, most: int = 100_000) -> Reader:
-    return lambda given: tuple([reader(x) for x in items(given, most)])
-
-
-def _maybe(reader: Reader) -> Reader:
-    return lambda given: None if given is None else reader(given)
-
-
-def _row(make: Callable[..., Any], *readers: Reader) -> Reader:
-    """A list of parts, each with its reader."""
-
-    def read(given: Any) -> Any:
-        parts = row(given, len(readers))
-        return make(*[reader(part) for reader, part in zip(readers, parts, strict=True)])
-
-    return read
-
-
-def _kind(table: Callable[[], dict[str, Reader]], most: int = 200) -> Reader:
-    """A node, by its first element; `most` inside each other."""
-    depth = 0
-
-    def read(given: Any) -> Any:
-        nonlocal depth
-        kind, *parts = items(given, 20, "a node") or [None]
-        reader, depth = one_of(kind, table(), "the kind of a node"), depth + 1
-        try:
-            integer(depth, 0, most, "the depth of nodes")
-            return reader(parts)
-        finally:
-            depth -= 1
-
-    return read
-
-
-def _tuple(*parts: Any) -> tuple[Any, ...]:
-    return parts
-
-
-def _exact(given: Any) -> int | float | Fraction:
-    """A number: whole, a fraction, a float's hexadecimal form, an infinity or nan."""
-    if isinstance(given, (bool, int)):
-        return given
-    told = string(given, 400, "a number")
-    try:
-        found = Fraction(told) if "/" in told else float.fromhex(told)
-    except (ValueError, OverflowError, ZeroDivisionError) as wrong:
-        raise Unreadable(f"{told[:50]!r} is no number") from wrong
-    return found
-
-
-_some, _count, _integer = _number(1), _number(0), _number(-(2**60))
-_dtype = _among(*BYTES)
-_variables = _several(_row(_tuple, string, _count), 100)
-
-
-def _index(given: Any) -> Index:
-    offset, *terms = items(given, 100, "an index") or [None]
-    return Index(_integer(offset), tuple([_term(t) for t in terms]))
-
-
-def _atom(given: Any) -> Any:
-    return string(given) if isinstance(given, str) else _other_atom(given)
-
-
-_term = _row(_tuple, _integer, _atom)
-_other_atom = _kind(
-    lambda: {
-        "data": _row(lambda local, size: Atom("data", local, size), string, _some),
-        "bounded": _row(lambda index, size: Atom("bounded", index, size), _index, _count),
-        "quotient": _row(lambda index, size: Atom("quotient", index, size), _index, _some),
-        "remainder": _row(lambda index, size: Atom("remainder", index, size), _index, _some),
-    },
-    30,
-)
-VALUES: dict[str, Reader] = {
-    "literal": _row(lambda x, d: Value("literal", d, number=x), _exact, _dtype),
-    "load": _row(lambda b, i, d: Value("load", d, (), b, i), string, _index, _dtype),
-    "local": _row(lambda n, d: Value("local", d, (), n), string, _dtype),
-    "position": _row(lambda i, d: Value("position", d, index=i), _index, _dtype),
-    "within": _row(
-        lambda i, a, b: Value("within", "bool", (), "", i, a, b), _index, _integer, _integer
-    ),
-}
-_value = _kind(lambda: VALUES)
-
-
-def _apply(parts: list[Any]) -> Value:
-    """Operands are not in a list of their own: values are deep enough as they are."""
-    op, dtype = row(parts[:2], 2)
-    return Value("apply", _dtype(dtype), _several(_value)(parts[2:]), string(op))
-
-
-VALUES |= {
-    "apply": _apply,
-    "convert": _row(lambda x, d: Value("convert", d, (x,)), _value, _dtype),
-    "guarded": _row(
-        lambda g, x, y, d: Value("guarded", d, (g, x, y)), _value, _value, _value, _dtype
-    ),
-}
-_axis = _row(Axis, _some, _integer, _several(_integer))
-_matrix = _row(Matrix, string, _index, _axis, _axis)
-_view = _row(View, string, _integer, _several(_count, 100), _several(_integer, 100))
-STATEMENTS: dict[str, Reader] = {
-    "let": _row(lambda n, x: Assign("let", n, x), string, _value),
-    "set": _row(lambda n, x: Assign("set", n, x), string, _value),
-    "accumulate": _row(lambda n, op, x: Assign(op, n, x), string, _among(*ACCUMULATING), _value),
-    "store": _row(Store, string, _index, _value, _maybe(_value)),
-    "update": _row(lambda b, i, x: Store(b, i, x, None, True), string, _index, _value),
-    "barrier": _row(Barrier, _among(*SHARED_OUT)),
-    "matmul": _row(
-        Matmul, _matrix, _matrix, _matrix, boolean, _maybe(string),
-        _several(_row(_tuple, string, _count), 2),
-    ),
-    "library": _row(
-        Library, string, _several(_view, 100), _several(_view, 100),
-        _several(_row(_tuple, string, _exact), 100),
-    ),
-}  # fmt: skip
-_body = _several(_kind(lambda: STATEMENTS, 50))
-STATEMENTS["for"] = _row(
-    For, string, _number(0, 2**40), _among(*ROLES), _maybe(_index), _number(1, 1024), _body
-)
-_elements = _row(Elements, _variables, _index, _several(_index, 100), _several(_value, 100))
-_content = _kind(
-    lambda: {
-        "whole": _row(Whole, _several(_number(0, 99), 100), _count),
-        "copy": _row(Copy, _elements),
-        "partial": _row(Partial, _elements, _variables, _among(*ACCUMULATING)),
-        "work": _row(Work, string),
-    }
-)
-_buffer = _row(Buffer, string, _dtype, _count, _some, _among("global", "shared", "private"), _some)
-_template = _several(lambda given: given if isinstance(given, (str, int, list)) else string(given))
-_geometry = _row(
-    Geometry, _number(1, 2**16), _number(1, 2**16), _number(1, 2**16),
-    _among("exchange", "in order", "tree"), lambda given: () if given is None else _template(given),
-)  # fmt: skip
-_call = _row(Call, _count, _several(_row(_tuple, string, _count)), _several(string))
-STEPS: dict[str, Reader] = {"phase": _row(Phase, _several(_call))}
-_steps = _several(_kind(lambda: STEPS, 10))
-STEPS["repeat"] = _row(Repeat, _count, boolean, _steps)
-
-
-def _record(make: Callable[..., Any], **readers: Reader) -> Reader:
-    """A record with exactly these parts."""
-
-    def read(given: Any) -> Any:
-        found = record(given, *readers)
-        return make(*[reader(found[name]) for name, reader in readers.items()])
-
-    return read
-
-
-read_kernel = _record(
-    Kernel, name=string, inputs=_several(_buffer), outputs=_several(_buffer),
-    scratch=_several(_buffer), geometry=_maybe(_geometry), body=_body,
-)  # fmt: skip
-
-
-def _named(given: Any) -> dict[str, Buffer]:
-    found = {b.name: b for b in _several(_buffer)(given)}
-    if len(found) != len(given):
-        raise Unreadable("two buffers have one name")
-    return found
-
-
-read_program = _record(
-    Program, kernels=_several(read_kernel), buffers=_named, leaves=_several(string),
-    constants=_several(string), updated=_several(string),
-    outputs=_several(_row(_tuple, string, _row(_tuple, _count, _count), string)), steps=_steps,
-    bindings=_several(_row(Binding, string, string, _count, _count, _content)), arena=_count,
-    offsets=lambda given: dict(_several(_row(_tuple, string, _count))(given)),
-)  # fmt: skip
+read_kernel, read_program = declared(Kernel, as_record=True), declared(Program, as_record=True)
 
 
 # Walking
 
 
-def calls_of(steps: tuple[Step, ...]) -> Iterator[Call]:
+Calls = Iterator[tuple[Call, int | None]]
+
+
+def calls_of(steps: tuple[Step, ...], repeated: int | None = None) -> Calls:
+    """Every call, and how often the innermost repeat around it makes it, if there is one."""
     for step in steps:
-        yield from step.calls if isinstance(step, Phase) else calls_of(step.steps)
+        if isinstance(step, Phase):
+            yield from ((call, repeated) for call in step.calls)
+        else:
+            yield from calls_of(step.steps, step.length)
 
 
 def walk(body: tuple[Statement, ...]) -> Iterator[Statement]:
@@ -476,14 +392,18 @@ def walk(body: tuple[Statement, ...]) -> Iterator[Statement]:
             yield from walk(s.body)
 
 
-def values_of(s: Statement) -> tuple[Value, ...]:
-    """What a statement computes by itself."""
-    if isinstance(s, Store):
-        return (s.value,) if s.guard is None else (s.guard, s.value)
-    return (s.value,) if isinstance(s, Assign) else ()
+def assigned_in(loop: For) -> tuple[set[str], list[Assign]]:
+    """Locals that a loop names, and assignments to others, which are around it."""
+    every = [s for s in walk(loop.body) if isinstance(s, Assign)]
+    named = {s.local for s in every if s.kind == "let"}
+    return named, [s for s in every if s.local not in named]
 
 
-def subvalues(value: Value) -> Iterator[Value]:
-    yield value
-    for operand in value.operands:
-        yield from subvalues(operand)
+def values_of(s: Statement) -> Iterator[Value]:
+    """What a statement computes by itself, and all that this is made of."""
+    pending = [s.value] if isinstance(s, (Store, Assign)) else []
+    pending += [s.guard] if isinstance(s, Store) and s.guard is not None else []
+    while pending:
+        value = pending.pop()
+        yield value
+        pending += value.operands

@@ -12,26 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from treadle_checker import program as ir
 from treadle_checker.bounds import Access, Scope, accesses_in, accesses_of
-from treadle_checker.program import (
-    SHARED_OUT,
-    Assign,
-    Atom,
-    Barrier,
-    For,
-    Index,
-    Kernel,
-    Library,
-    Matmul,
-    Statement,
-    Store,
-    subvalues,
-    values_of,
-    walk,
-)
+from treadle_checker.program import Assign, Atom, Barrier, For, Index, Kernel, Library, Statement
 from treadle_checker.reading import Rejected
 
-SIDE_BY_SIDE = ("parallel", "grid", "group", "subgroup", "vector")
+AnyAtom = str | Atom
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +27,7 @@ class _Term:
     factor: int
     low: int
     high: int
-    atom: str | Atom | None = None
+    atom: AnyAtom | None = None
 
     @property
     def ends(self) -> tuple[int, int]:
@@ -53,13 +39,15 @@ class _Never(Exception):  # noqa: N818
     """A sum cannot be 0."""
 
 
-def _equal(terms: list[_Term], constant: int) -> set[str | Atom]:
+def _equal(terms: list[_Term], constant: int) -> set[AnyAtom]:
     """Atoms whose two values are equal if terms and a constant come to 0."""
     low, high = (constant + sum(t.ends[i] for t in terms) for i in (0, 1))
     if low > 0 or high < 0:
         raise _Never
+    fixed = {t.atom for t in terms if t.ends == (0, 0) and t.atom is not None}
+    terms = [t for t in terms if t.ends != (0, 0)]
     if len(terms) == 1 and constant == 0:
-        return {terms[0].atom} if terms[0].atom is not None else set()
+        return fixed | ({terms[0].atom} if terms[0].atom is not None else set())
     for modulus in sorted({abs(t.factor) for t in terms} - {0, 1}):
         small = [t for t in terms if t.factor % modulus]
         large = [t for t in terms if t.factor % modulus == 0]
@@ -67,15 +55,15 @@ def _equal(terms: list[_Term], constant: int) -> set[str | Atom]:
             ends = [rest + sum(t.ends[i] for t in small) for i in (0, 1)]
             is_apart = ends[0] > -modulus and ends[1] < modulus
             if is_apart and (small or rest) and (large or constant - rest):
-                return _equal(small, rest) | _equal(large, constant - rest)
-    return set()
+                return fixed | _equal(small, rest) | _equal(large, constant - rest)
+    return fixed
 
 
-def conflicts(loop: For, scope: Scope, exempt: frozenset[str]) -> set[str]:
+def conflicts(loop: For, around: tuple[For, ...], exempt: frozenset[str]) -> set[str]:
     """Buffers in which two iterations of a loop may meet."""
     every = [a for a in accesses_in(loop.body) if a.buffer not in exempt]
     written = {a.buffer for a in every if a.writes}
-    inside = _Inside(loop, scope, written)
+    inside = _Inside(loop, around, written)
     found: set[str] = set()
     for name in written:
         touched = dict.fromkeys(a for a in every if a.buffer == name)
@@ -88,46 +76,35 @@ def conflicts(loop: For, scope: Scope, exempt: frozenset[str]) -> set[str]:
 class _Inside:
     """What may differ between two iterations of a loop: its variable, loops and locals inside."""
 
-    def __init__(self, loop: For, scope: Scope, written: set[str]):
-        self.var, self.scope = loop.var, Ranges((*scope.loops, loop))
-        self.variables = {loop.var} | {s.var for s in walk(loop.body) if isinstance(s, For)}
-        self.locals = {s.local for s in walk(loop.body) if isinstance(s, Assign)}
-        self.locals -= self._same_in_all(loop, written)
-
-    def _same_in_all(self, loop: For, written: set[str]) -> set[str]:
-        """Locals that are named once, from nothing that differs between iterations."""
-        assigned = [s for s in walk(loop.body) if isinstance(s, Assign)]
-        names, found = [s.local for s in assigned], set[str]()
-        for s in assigned:
-            if s.kind != "let" or names.count(s.local) > 1:
-                continue
-            parts = list(subvalues(s.value))
-            read = {v.name for v in parts if v.kind == "local"} & (self.locals - found)
+    def __init__(self, loop: For, around: tuple[For, ...], written: set[str]):
+        self.var, self.scope = loop.var, Scope((*around, loop), only_ranges=True)
+        self.variables = {loop.var} | {s.var for s in ir.walk(loop.body) if isinstance(s, For)}
+        assigned = [s for s in ir.walk(loop.body) if isinstance(s, Assign)]
+        names = [s.local for s in assigned]
+        self.locals = set(names)
+        for s in assigned:  # those that are named once, from nothing that differs, do not
+            parts = list(ir.values_of(s))
+            read = {v.name for v in parts if v.kind == "local"} & self.locals
             loads = {v.name for v in parts if v.kind == "load"} & written
-            moves = any(self._moves(v.index, self.locals - found) for v in parts)
-            if not read and not loads and not moves:
-                found.add(s.local)
-        return found
+            moves = any(self.differs(atom) for v in parts for _, atom in v.index.terms)
+            if s.kind == "let" and names.count(s.local) == 1 and not (read or loads or moves):
+                self.locals.discard(s.local)
 
-    def _moves(self, index: Index, locals_: set[str]) -> bool:
-        return any(self.differs(atom, locals_) for _, atom in index.terms)
-
-    def differs(self, atom: str | Atom, locals_: set[str] | None = None) -> bool:
+    def differs(self, atom: AnyAtom) -> bool:
         if isinstance(atom, str):
             return atom in self.variables
         if isinstance(atom.of, str):
-            known = self.locals if locals_ is None else locals_
-            return atom.kind == "block" or atom.of in known
-        return any(self.differs(inner, locals_) for _, inner in atom.of.terms)
+            return atom.kind == "block" or atom.of in self.locals
+        return any(self.differs(inner) for _, inner in atom.of.terms)
 
     def are_apart(self, first: Index, second: Index) -> bool:
         """Whether equal addresses belong to one iteration, with bounds as one number or opened."""
-        return any(self._are_apart(make(first), make(second)) for make in (_plain, _opened))
+        sides = (first, second), (_opened(first), _opened(second))
+        return any(self._are_apart(a, b) for a, b in sides)
 
     def _are_apart(self, first: Index, second: Index) -> bool:
-        terms = list(self.difference(first, second))
         try:
-            equal = _equal(terms, first.offset - second.offset)
+            equal = _equal(list(self.difference(first, second)), first.offset - second.offset)
             return self.var in self._known(equal)
         except _Never:
             return True
@@ -144,7 +121,7 @@ class _Inside:
             else:
                 yield from [_Term(f, low, high) for f in (a, -b) if f]
 
-    def _known(self, equal: set[str | Atom]) -> set[str | Atom]:
+    def _known(self, equal: set[AnyAtom]) -> set[AnyAtom]:
         """What equal atoms make equal: quotient and remainder give what was divided."""
         found, pending = set(equal), list(equal)
         while pending:
@@ -159,13 +136,9 @@ class _Inside:
         return found
 
 
-def _plain(index: Index) -> Index:
-    return index
-
-
 def _opened(index: Index) -> Index:
     """With bounded sums written out."""
-    terms, offset = dict[str | Atom, int](), index.offset
+    terms, offset = dict[AnyAtom, int](), index.offset
     for factor, atom in index.terms:
         inner = Index(0, ((1, atom),))
         if isinstance(atom, Atom) and atom.kind == "bounded" and isinstance(atom.of, Index):
@@ -176,17 +149,6 @@ def _opened(index: Index) -> Index:
     return Index(offset, tuple((f, a) for a, f in terms.items()))
 
 
-class Ranges(Scope):
-    """A scope that is asked for ranges alone: guards and names are checked elsewhere."""
-
-    __slots__ = ()
-
-    def atom(self, atom: str | Atom) -> tuple[int, int]:
-        if isinstance(atom, Atom) and (atom.kind == "bounded" or isinstance(atom.of, str)):
-            return 0, max(0, atom.size - 1)
-        return Scope.atom(self, atom)
-
-
 # Whole kernels
 
 
@@ -194,8 +156,8 @@ def check_races(kernel: Kernel) -> None:
     """Rejected where iterations, lanes or threads may meet."""
     _Races(kernel).body(kernel.body, ())
     if kernel.geometry is None:
-        for s in walk(kernel.body):
-            is_mapped = isinstance(s, For) and s.role in (*SHARED_OUT, "grid")
+        for s in ir.walk(kernel.body):
+            is_mapped = isinstance(s, For) and s.role in (*ir.SHARED_OUT, "grid")
             if is_mapped or isinstance(s, Barrier):
                 raise Rejected("threads share loops, and nothing says how many there are")
     elif not any(isinstance(s, Library) for s in kernel.body):
@@ -204,13 +166,24 @@ def check_races(kernel: Kernel) -> None:
 
 def is_of_warps(loop: For) -> bool:
     """Whether each iteration of a shared-out loop is a warp's."""
-    inner = (s for s in walk(loop.body) if isinstance(s, For))
+    inner = (s for s in ir.walk(loop.body) if isinstance(s, For))
     return loop.role == "group" and any(s.role == "subgroup" for s in inner)
 
 
 def group_rows(kernel: Kernel) -> frozenset[str]:
     """Private rows whose elements are spread over the threads of a group."""
     return frozenset(b.name for b in kernel.scratch if b.space == "private" and b.pack > 1)
+
+
+def inside_grid(kernel: Kernel) -> tuple[list[For], tuple[Statement, ...]]:
+    """Loops of a grid around everything, after locals that are named first, and what is inside."""
+    body, loops = kernel.body, list[For]()
+    while body and isinstance(body[0], Assign) and body[0].kind == "let":
+        body = body[1:]
+    while len(body) == 1 and isinstance(body[0], For) and body[0].role == "grid":
+        loops.append(body[0])
+        body = body[0].body
+    return loops, body
 
 
 class _Races:
@@ -224,26 +197,25 @@ class _Races:
         for s in body:
             if isinstance(s, For) and s.extent:
                 self.loop(s, loops)
+                self.body(s.body, (*loops, s))
             else:
                 self.in_lanes(s, loops)
 
     def loop(self, s: For, loops: tuple[For, ...]) -> None:
-        if s.role in SIDE_BY_SIDE and s.extent > 1:
-            found = conflicts(s, Scope(loops), self.exempt(s))
-            if found:
-                names = ", ".join(sorted(found))
-                raise Rejected(f"iterations of {s.var} may meet in {names}")
-        if s.role in SIDE_BY_SIDE:
+        is_shared = s.role in ir.SIDE_BY_SIDE
+        found = conflicts(s, loops, self.exempt(s)) if is_shared and s.extent > 1 else ()
+        if found:
+            raise Rejected(f"iterations of {s.var} may meet in {', '.join(sorted(found))}")
+        if is_shared:
             self.locals(s)
         if s.role == "vector" or s.lanes > 1:
             self.lockstep(s)
-        self.body(s.body, (*loops, s))
 
     def exempt(self, loop: For) -> frozenset[str]:
         """Buffers of which every thread that runs iterations has its own."""
         if loop.role == "vector":
             return self.lanes
-        if loop.role not in SHARED_OUT:
+        if loop.role not in ir.SHARED_OUT:
             return self.own
         return group_rows(self.kernel) if is_of_warps(loop) else frozenset()
 
@@ -257,42 +229,41 @@ class _Races:
 
     def locals(self, loop: For) -> None:
         """What iterations accumulate outside of them has one op, and none reads or sets it."""
-        named = {s.local for s in walk(loop.body) if isinstance(s, Assign) and s.kind == "let"}
-        changed = [s for s in walk(loop.body) if isinstance(s, Assign) and s.local not in named]
-        ops = {(s.local, s.kind) for s in changed}
-        sums = {local for local, _ in ops}
-        if changed and (loop.role in ("parallel", "grid") or len(ops) != len(sums)):
-            raise Rejected(f"iterations of {loop.var} change {sorted(sums)}")
-        if any(kind in ("set", "let") for _, kind in ops):
-            raise Rejected(f"iterations of {loop.var} set {sorted(sums)}")
-        for s in walk(loop.body) if sums else ():
-            if sums & locals_read(s):
-                raise Rejected(f"iterations of {loop.var} read what they accumulate")
+        changed = ir.assigned_in(loop)[1]
+        if changed and (loop.role in ("parallel", "grid") or not only_sums(loop)):
+            names = sorted({s.local for s in changed})
+            raise Rejected(f"iterations of {loop.var} set or read {names}, which is one for all")
 
     def lockstep(self, loop: For) -> None:
         """Lanes make the same statements at the same time."""
-        inside = _Inside(loop, Scope(), set())
-        for s in walk(loop.body):
-            if isinstance(s, (Matmul, Library)):
+        inside = _Inside(loop, (), set())
+        for s in ir.walk(loop.body):
+            if isinstance(s, (ir.Matmul, Library)):
                 raise Rejected(f"lanes of {loop.var} share a product")
             if isinstance(s, For) and s.stop is not None:
-                ends = [a for _, a in s.stop.terms if not (isinstance(a, str) and a != loop.var)]
-                if any(inside.differs(a) for a in ends):
+                ends = [a for _, a in s.stop.terms if not isinstance(a, str) or a == loop.var]
+                if any(map(inside.differs, ends)):
                     raise Rejected(f"lanes of {loop.var} end {s.var} at different times")
 
 
-def locals_read(s: Statement) -> set[str]:
-    every = [v for value in values_of(s) for v in subvalues(value)]
-    indices = [v.index for v in every] + ([s.index] if isinstance(s, Store) else [])
+def only_sums(loop: For) -> bool:
+    """Whether locals of outside are only accumulated into, each by one op, and not read."""
+    ops = {(s.local, s.kind) for s in ir.assigned_in(loop)[1]}
+    sums = {local for local, _ in ops}
+    is_read = any(sums & _locals_read(s) for s in ir.walk(loop.body)) if sums else False
+    return len(sums) == len(ops) and not is_read and all(op != "set" for _, op in ops)
+
+
+def _locals_read(s: Statement) -> set[str]:
+    every = list(ir.values_of(s))
+    indices = [v.index for v in every] + ([s.index] if isinstance(s, ir.Store) else [])
     return {v.name for v in every if v.kind == "local"}.union(*map(_data_in, indices))
 
 
 def _data_in(index: Index) -> set[str]:
-    found: set[str] = set()
-    for _, atom in index.terms:
-        if isinstance(atom, Atom):
-            found |= {atom.of} if isinstance(atom.of, str) else _data_in(atom.of)
-    return found
+    atoms = [atom for _, atom in index.terms if isinstance(atom, Atom)]
+    found = ({atom.of} if isinstance(atom.of, str) else _data_in(atom.of) for atom in atoms)
+    return set[str]().union(*found)
 
 
 class _Threads:
@@ -302,24 +273,18 @@ class _Threads:
         assert kernel.geometry is not None
         self.kernel, self.geometry = kernel, kernel.geometry
         self.rows = {b.name for b in kernel.scratch if b.pack > 1}
-        body = kernel.body
-        while body and isinstance(body[0], Assign) and body[0].kind == "let":
-            body = body[1:]
-        self.grid = set[str]()
-        while len(body) == 1 and isinstance(body[0], For) and body[0].role == "grid":
-            self.grid.add(body[0].var)
-            body = body[0].body
-        self.group = body
+        grid, self.group = inside_grid(kernel)
+        self.grid = {loop.var for loop in grid}
 
     def check(self) -> None:
         threads, share, warp = self.geometry.threads, self.geometry.share, self.geometry.warp
         exchanges = self.geometry.combine == "exchange" and share < warp
         if threads % share or (exchanges and share & (share - 1)):
             raise Rejected(f"{share} of {threads} threads share an iteration")
-        for s in walk(self.group):
+        for s in ir.walk(self.group):
             if isinstance(s, For) and s.role in ("grid", "parallel", "vector"):
                 raise Rejected(f"the loop over {s.var} is not mapped, or in the wrong place")
-            if isinstance(s, For) and s.role in SHARED_OUT and share == 1:
+            if isinstance(s, For) and s.role in ir.SHARED_OUT and share == 1:
                 raise Rejected(f"one thread shares out the loop over {s.var}")
             if isinstance(s, For) and s.extent % s.lanes:
                 raise Rejected(f"{s.extent} iterations of {s.var} are no packs of {s.lanes}")
@@ -333,7 +298,7 @@ class _Threads:
             self.tile(*self.geometry.template[1:])
         if not self.geometry.template and share > 1:
             self.barriers(self.group, (), "subgroup" if share <= warp else "group")
-            self.meetings(self.group, _Since())
+            self.meetings(self.group, [])
 
     def tile(
         self, batch: list[str], rows: list[str], columns: list[str], depth: list[str], *sizes: int
@@ -352,12 +317,11 @@ class _Threads:
         pending: list[Statement] = list(self.group)
         while pending:
             s = pending.pop()
-            touched = [a for a in accesses_in((s,)) if a.buffer == name]
-            if not touched:
+            if not any(a.buffer == name for a in accesses_in((s,))):
                 continue
             if not isinstance(s, For):
                 raise Rejected(f"the row {name} is touched outside the loops that walk it")
-            if s.role not in SHARED_OUT or is_of_warps(s):
+            if s.role not in ir.SHARED_OUT or is_of_warps(s):
                 pending += s.body
                 continue
             at, own = Index(0, ((1, s.var),)), [a for a in accesses_in(s.body) if a.buffer == name]
@@ -371,14 +335,15 @@ class _Threads:
             if isinstance(s, For):
                 self.barriers(s.body, (*loops, s), group)
             elif isinstance(s, Barrier):
-                shared = [loop for loop in loops if loop.role in SHARED_OUT]
+                shared = [loop for loop in loops if loop.role in ir.SHARED_OUT]
                 if not all(map(is_of_warps, shared)):
                     raise Rejected("a barrier stands in a loop that threads share out")
                 if s.scope != ("subgroup" if shared else group):
                     raise Rejected(f"a barrier is the {s.scope}'s")
 
-    def meetings(self, body: Sequence[Statement], since: _Since) -> None:
-        """Between statements of which one writes what the other touches stands a barrier."""
+    def meetings(self, body: Sequence[Statement], since: list[Access]) -> None:
+        """Between statements of which one writes what the other touches stands a barrier; `since`
+        is what was touched since the last one."""
         waits = self.geometry.combine != "exchange"
         last = max((i for i, s in enumerate(body) if isinstance(s, For)), default=0)
         for i, s in enumerate(body):
@@ -389,32 +354,15 @@ class _Threads:
                     self.meetings(s.body, since)
             elif not waits or i <= last:
                 if isinstance(s, For) and is_of_warps(s):
-                    self.meetings(s.body, _Since())
-                since.add(a for a in accesses_in((s,)) if a.buffer not in self.rows)
-                if waits and isinstance(s, For) and _sums(s):
+                    self.meetings(s.body, [])
+                new = [a for a in accesses_in((s,)) if a.buffer not in self.rows]
+                for a, b in product(_by_buffer(new), _by_buffer(since)):
+                    if a[0] == b[0] and (a[1] or b[1]):
+                        raise Rejected(f"no barrier stands between threads that meet in {a[0]}")
+                since += new
+                if waits and isinstance(s, For) and ir.assigned_in(s)[1]:
                     since.clear()  # all threads wait as they combine what they summed
 
 
-def _sums(loop: For) -> bool:
-    every = [s for s in walk(loop.body) if isinstance(s, Assign)]
-    named = {s.local for s in every if s.kind == "let"}
-    return any(s.local not in named for s in every)
-
-
-class _Since:
-    """What was touched since the last barrier."""
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        self.touched, self.written = set[str](), set[str]()
-
-    def add(self, accesses: Iterator[Access]) -> None:
-        every = list(accesses)
-        touched, written = {a.buffer for a in every}, {a.buffer for a in every if a.writes}
-        meeting = touched & self.written | written & self.touched
-        if meeting:
-            raise Rejected(f"no barrier stands between threads that meet in {sorted(meeting)}")
-        self.touched |= touched
-        self.written |= written
+def _by_buffer(accesses: list[Access]) -> set[tuple[str, bool]]:
+    return {(a.buffer, a.writes) for a in accesses}

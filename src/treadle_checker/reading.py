@@ -1,20 +1,27 @@
-"""Readers of what a file says: every value is checked, every size limited before it is used."""
+"""Readers of what a file says: every value is checked, every size limited before it is used.
+
+A reader takes a part of the data and gives what is made of it, or refuses. Small readers are put
+together to larger ones; a class whose fields have annotations is read as these say.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, get_type_hints
 
-T = TypeVar("T")
+Reader = Callable[[Any], Any]
 
-LARGEST = 2**62  # of an integer
 MOST_ITEMS = 2**20  # of a list
-MOST_DEPTH = 64  # of lists in lists, and of graphs in graphs
+MOST_DEPTH = 64  # of lists in lists
 MOST_BYTES = 2**26  # of a file
 MOST_VALUES = 2**23  # in a file
 MOST_ELEMENTS = 2**40  # of a tensor: nothing of that size is ever made
+
+
+# What hostile values may raise where no reader thought of them; whoever catches it refuses.
+UNEXPECTED = ArithmeticError, LookupError, TypeError, ValueError, RecursionError, AssertionError
 
 
 class Rejected(Exception):  # noqa: N818
@@ -29,90 +36,134 @@ class NotEstablished(Exception):  # noqa: N818
     """Nothing is known to be wrong; the reason says why it is not known to be right."""
 
 
-def integer(value: object, least: int = 0, most: int = LARGEST, what: str = "a number") -> int:
-    if type(value) is not int or not least <= value <= most:
-        raise Unreadable(f"{what} is {_short(value)}, not an integer from {least} to {most}")
-    return value
+def need(holds: object, given: object, wanted: str) -> None:
+    if not holds:
+        raise Unreadable(f"{_short(given)} is not {wanted}")
 
 
-def string(value: object, most: int = 10_000, what: str = "a name") -> str:
-    if type(value) is not str or len(value) > most:
-        raise Unreadable(f"{what} is {_short(value)}, not a string of at most {most} characters")
-    return value
+def integer(least: int = 0, most: int = 2**60) -> Reader:
+    wanted = f"an integer from {least} to {most}"
+
+    def read(given: Any) -> Any:
+        need(type(given) is int and least <= given <= most, given, wanted)
+        return given
+
+    return read
 
 
-def boolean(value: object, what: str = "a flag") -> bool:
-    if type(value) is not bool:
-        raise Unreadable(f"{what} is {_short(value)}, not true or false")
-    return value
+def text(most: int = 10_000) -> Reader:
+    wanted = f"a string of at most {most} characters"
+
+    def read(given: Any) -> Any:
+        need(type(given) is str and len(given) <= most, given, wanted)
+        return given
+
+    return read
 
 
-def items(value: object, most: int = MOST_ITEMS, what: str = "a list") -> list[Any]:
-    if type(value) is not list or len(value) > most:
-        raise Unreadable(f"{what} is {_short(value)}, not a list of at most {most}")
-    return value
+def flag(given: Any) -> Any:
+    need(type(given) is bool, given, "true or false")
+    return given
 
 
-def row(value: object, length: int, what: str = "a row") -> list[Any]:
-    """A list of exactly so many items."""
-    if type(value) is not list or len(value) != length:
-        raise Unreadable(f"{what} is {_short(value)}, not a list of {length}")
-    return value
+def among(known: Iterable[str]) -> Reader:
+    """One of some names: an unknown one is refused."""
+    names = frozenset(known)
+
+    def read(given: Any) -> Any:
+        need(type(given) is str and given in names, given, "a name that this checker knows here")
+        return given
+
+    return read
 
 
-def integers(
-    value: object, least: int = 0, most: int = LARGEST, what: str = "numbers"
-) -> tuple[int, ...]:
-    return tuple([integer(v, least, most, what) for v in items(value, MOST_ITEMS, what)])
+def several(reader: Reader, most: int = MOST_ITEMS) -> Reader:
+    def read(given: Any) -> tuple[Any, ...]:
+        need(type(given) is list and len(given) <= most, given, f"a list of at most {most}")
+        return tuple([reader(x) for x in given])
+
+    return read
 
 
-def record(value: object, *fields: str, what: str = "a record") -> dict[str, Any]:
-    """An object of exactly these fields."""
-    if type(value) is not dict or value.keys() != set(fields):
-        found = f"the fields {_short(sorted(value))}" if type(value) is dict else _short(value)
-        raise Unreadable(f"{what} has {found}, not {', '.join(fields)}")
-    return value
+def maybe(reader: Reader) -> Reader:
+    return lambda given: None if given is None else reader(given)
 
 
-def one_of(value: object, allowed: Mapping[str, T], what: str = "a name") -> T:
-    """What a name stands for: an unknown one is refused."""
-    name = string(value, 100, what)
-    if name not in allowed:
-        raise Unreadable(f"{what} is {_short(name)}, which this checker does not know")
-    return allowed[name]
+def pair(*parts: Any) -> tuple[Any, ...]:
+    return parts
 
 
-def each(
-    value: object, read: Callable[[Any], T], most: int = MOST_ITEMS, what: str = "a list"
-) -> list[T]:
-    return [read(v) for v in items(value, most, what)]
+def row(make: Callable[..., Any], *readers: Reader) -> Reader:
+    """A list of parts, each with its reader."""
+
+    def read(given: Any) -> Any:
+        need(type(given) is list and len(given) == len(readers), given, f"{len(readers)} items")
+        return make(*[reader(part) for reader, part in zip(readers, given, strict=True)])
+
+    return read
 
 
-def parsed(text: bytes) -> Any:
+def record(make: Callable[..., Any] = dict, **readers: Reader) -> Reader:
+    """An object of exactly these fields, each with its reader."""
+
+    def read(given: Any) -> Any:
+        has_all = type(given) is dict and given.keys() == readers.keys()
+        need(has_all, given, f"an object of {', '.join(readers)}")
+        found = {}
+        for name, reader in readers.items():
+            try:
+                found[name] = reader(given[name])
+            except Unreadable as wrong:
+                raise Unreadable(f"{name}: {wrong}") from wrong
+        return make(**found)
+
+    return read
+
+
+def declared(make: type, as_record: bool = False) -> Reader:
+    """A class from a list or an object of its fields, which are read as their annotations say."""
+    readers: dict[str, Reader] = {}
+
+    def read(given: Any) -> Any:
+        if not readers:  # once all classes that are named are there
+            plain = {str: text(), int: integer(), bool: flag}
+            for name, hint in get_type_hints(make, include_extras=True).items():
+                readers[name] = getattr(hint, "__metadata__", [plain.get(hint)])[0]
+        reader = record(make, **readers) if as_record else row(make, *readers.values())
+        return reader(given)
+
+    return read
+
+
+def one_of_kinds(kinds: dict[str, Reader]) -> Reader:
+    """A list whose first item says how the others are read."""
+    known = among(kinds)
+
+    def read(given: Any) -> Any:
+        need(type(given) is list and given, given, "a list that begins with its kind")
+        return kinds[known(given[0])](given[1:])
+
+    return read
+
+
+def parsed(data: bytes) -> Any:
     """JSON of bounded size and depth. Duplicate fields, NaN and huge numbers are refused."""
-    if len(text) > MOST_BYTES:
-        raise Unreadable(f"{len(text)} bytes, more than {MOST_BYTES}")
+    need(len(data) <= MOST_BYTES, len(data), f"a size of at most {MOST_BYTES} bytes")
     # Every value of a document but one stands behind a comma or a bracket: counting is cheap.
-    if sum(map(text.count, (b",", b"[", b"{"))) > MOST_VALUES:
-        raise Unreadable(f"more than {MOST_VALUES} values")
+    count = sum(map(data.count, (b",", b"[", b"{")))
+    need(count <= MOST_VALUES, count, f"a number of values up to {MOST_VALUES}")
+    hooks: Any = {"object_pairs_hook": _unique, "parse_int": _whole, "parse_constant": _constant}
     try:
-        found = json.loads(
-            text, object_pairs_hook=_unique, parse_int=_integer, parse_constant=_constant
-        )
+        found = json.loads(data, **hooks)
     except (ValueError, RecursionError, MemoryError) as error:
         raise Unreadable(f"it is not JSON: {_short(str(error))}") from error
-    _check_depth(found)
-    return found
-
-
-def _check_depth(found: object) -> None:
     level, depth = [found], 0
     while level:
         depth += 1
-        if depth > MOST_DEPTH:
-            raise Unreadable(f"lists in lists of more than {MOST_DEPTH} levels")
-        nested = [v for v in level if type(v) in (list, dict)]
-        level = [w for v in nested for w in (v.values() if type(v) is dict else v)]  # type: ignore[attr-defined]
+        need(depth <= MOST_DEPTH, depth, f"a depth of at most {MOST_DEPTH} lists in lists")
+        inner = [v.values() if type(v) is dict else v for v in level if type(v) in (list, dict)]
+        level = [w for v in inner for w in v]
+    return found
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -122,23 +173,23 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _integer(text: str) -> int:
-    if len(text) > 400:
+def _whole(digits: str) -> int:
+    if len(digits) > 400:
         raise ValueError("a number of too many digits")
-    return int(text)
+    return int(digits)
 
 
-def _constant(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
 
 
-def digest(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _short(value: object) -> str:
     """A few characters of anything."""
     if isinstance(value, (list, dict)):
         return f"a {type(value).__name__} of {len(value)}"
-    text = repr(value[:60] if isinstance(value, str) else value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    told = repr(value[:60] if isinstance(value, str) else value)
+    return told if len(told) <= 80 else told[:77] + "..."

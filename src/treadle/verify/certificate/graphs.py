@@ -1,4 +1,7 @@
-"""Graphs as records: what `treadle_checker.graph` reads. Bodies are records of their own."""
+"""Graphs as records: what `treadle_checker.graph` reads. Bodies are records of their own.
+
+A composite is recorded as a call of its definition, so that a file says everything in primitives.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ from typing import Any
 
 from treadle.base.dtypes import DType
 from treadle.base.origin import Origin
-from treadle.ir.graph import Graph
+from treadle.ir.composites import DEFINITIONS, definition_graph
+from treadle.ir.graph import Graph, Node
 from treadle.ir.literal import ArrayLiteral
-from treadle.ir.op import Attributes
+from treadle.ir.op import Attributes, Op
 from treadle.ir.types import TensorType
 
 
@@ -46,21 +50,36 @@ def graph_record(graph: Graph, records: Records) -> dict[str, Any]:
     lines: dict[str, int] = {}
     origins: dict[Origin | None, int] = {None: -1}
     nodes = []
-    known: dict[Attributes, Any] = {}
+    known: dict[Any, Any] = {}
     for node in graph.nodes:
-        attributes = known.get(node.attributes)
-        if attributes is None:
-            attributes = known[node.attributes] = attributes_record(node.attributes, records)
+        types = operand_types(graph, node)
+        key = node.op, node.attributes, types
+        if key not in known:
+            known[key] = use_record(node.op, node.attributes, types, records)
+        op, attributes = known[key]
         line = origins.get(node.origin)
         if line is None:
             line = lines.setdefault(str(node.origin), len(lines))
             origins[node.origin] = line
         operands = [list(v) for v in node.operands]
-        nodes.append(
-            [node.op.name, attributes, operands, [type_record(t) for t in node.types], line]
-        )
+        nodes.append([op, attributes, operands, [type_record(t) for t in node.types], line])
     outputs = [[o.kind.value, o.name, list(o.value)] for o in graph.outputs]
     return {"name": graph.name, "lines": list(lines), "nodes": nodes, "outputs": outputs}
+
+
+def operand_types(graph: Graph, node: Node) -> tuple[TensorType, ...]:
+    """Those on which a composite's definition depends."""
+    return tuple([graph.type_of(v) for v in node.operands]) if node.op in DEFINITIONS else ()
+
+
+def use_record(
+    op: Op, attributes: Attributes, operands: tuple[TensorType, ...], records: Records
+) -> tuple[str, dict[str, Any]]:
+    """The name and the attributes of an op's use."""
+    if op not in DEFINITIONS:
+        return op.name, attributes_record(attributes, records)
+    body = {"graph": records.graph(definition_graph(op, attributes, operands))}
+    return "call", {"body": body, "name": op.name, "recompute": False, "backward": None}
 
 
 def type_record(type_: TensorType) -> list[Any]:

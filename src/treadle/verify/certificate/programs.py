@@ -95,9 +95,9 @@ def _content(content: Content) -> list[object]:
         case Whole(order, pitch):
             return ["whole", list(order), pitch]
         case Copy(elements):
-            return ["copy", _elements(elements)]
+            return ["layout", *_elements(elements), [], ""]
         case Partial(elements, summed, op):
-            return ["partial", _elements(elements), _variables(summed), op]
+            return ["layout", *_elements(elements), _variables(summed), op]
         case Work(purpose):
             return ["work", purpose]
         case _:
@@ -128,7 +128,7 @@ def kernel_record(kernel: Kernel) -> Record:
 
 
 def _geometry(g: Geometry) -> list[object]:
-    template: list[object] | None = None
+    template: list[object] = []
     match g.template:
         case Tiled() as t:
             groups = [[v.name for v in vs] for vs in (t.batch, t.rows, t.columns, t.depth)]
@@ -148,30 +148,31 @@ def _statement(s: Statement) -> list[object]:
             inner = [_statement(i) for i in body]
             return ["for", var.name, var.extent, role.value, end, lanes, inner]
         case Let(local, value):
-            return ["let", local, _value(value)]
+            return ["assign", "let", local, _value(value)]
         case Set(local, value):
-            return ["set", local, _value(value)]
+            return ["assign", "set", local, _value(value)]
         case Accumulate(local, op, value):
-            return ["accumulate", local, op, _value(value)]
+            return ["assign", op, local, _value(value)]
         case Store(buffer, index, value, guard):
             held = None if guard is None else _value(guard)
-            return ["store", buffer, _index(index), _value(value), held]
+            return ["store", buffer, _index(index), _value(value), held, False]
         case Update(buffer, index, value):
-            return ["update", buffer, _index(index), _value(value)]
+            return ["store", buffer, _index(index), _value(value), None, True]
         case Barrier(scope):
             return ["barrier", scope.value]
         case Matmul(target, left, right, adds, bias, scales):
             matrices = [_matrix(m) for m in (target, left, right)]
-            return ["matmul", *matrices, adds, bias, [list(scale) for scale in scales]]
-        case LibraryCall(name, results, operands, numbers):
-            views = [[_view(v) for v in given] for given in (results, operands)]
-            return ["library", name, *views, [[n, _number(x)] for n, x in numbers]]
+            columns = [target.columns.count, 1, []]
+            added = None if bias is None else [bias, [0], [columns]]
+            return ["matmul", *matrices, adds, added, [[name, [at], []] for name, at in scales]]
+        case LibraryCall(name, results, operands):
+            return ["library", name, *([_view(v) for v in views] for views in (results, operands))]
         case _:
             assert_never(s)
 
 
 def _matrix(m: Matrix) -> list[object]:
-    return [m.buffer, _index(m.index), _axis(m.rows), _axis(m.columns)]
+    return [m.buffer, _index(m.index), [_axis(m.rows), _axis(m.columns)]]
 
 
 def _axis(axis: StridedAxis) -> list[object]:
@@ -179,27 +180,28 @@ def _axis(axis: StridedAxis) -> list[object]:
 
 
 def _view(v: View) -> list[object]:
-    return [v.buffer, v.start, list(v.shape), list(v.strides)]
+    axes = [[count, stride, []] for count, stride in zip(v.shape, v.strides, strict=True)]
+    return [v.buffer, [v.start], axes]
 
 
 def _value(value: Value) -> list[object]:
     match value:
         case Literal(number, dtype):
-            return ["literal", _number(number), dtype.name]
+            return ["literal", dtype.name, _number(number)]
         case Load(buffer, index, dtype):
-            return ["load", buffer, _index(index), dtype.name]
+            return ["load", dtype.name, buffer, _index(index)]
         case Local(name, dtype):
-            return ["local", name, dtype.name]
+            return ["local", dtype.name, name]
         case Position(index, dtype):
-            return ["position", _index(index), dtype.name]
+            return ["position", dtype.name, _index(index)]
         case Apply(op, operands, dtype):
-            return ["apply", op, dtype.name, *(_value(v) for v in operands)]
+            return ["apply", dtype.name, op, *(_value(v) for v in operands)]
         case Convert(inner, dtype):
-            return ["convert", _value(inner), dtype.name]
+            return ["convert", dtype.name, _value(inner)]
         case Within(index, low, high):
             return ["within", _index(index), low, high]
         case Guarded(guard, inner, other, dtype):
-            return ["guarded", _value(guard), _value(inner), _value(other), dtype.name]
+            return ["guarded", dtype.name, _value(guard), _value(inner), _value(other)]
         case _:
             assert_never(value)
 

@@ -9,12 +9,12 @@ from treadle.base.errors import GraphError
 from treadle.base.origin import Origin
 from treadle.ir.graph import Graph
 from treadle.kernel.evidence import Passage, Relation
-from treadle.verify.certificate.graphs import Records, attributes_record
+from treadle.verify.certificate.graphs import Records, operand_types, use_record
 from treadle_checker.equality import Effort, check_related
-from treadle_checker.graph import SCHEMA, read_attributes
+from treadle_checker.graph import SCHEMA, key_of, read_attributes
 from treadle_checker.reading import NotEstablished, Rejected
-from treadle_checker.values import Graph as Known
-from treadle_checker.values import Node, Type, Value, key_of
+from treadle_checker.types import Graph as Known
+from treadle_checker.types import Node, Type, Value
 
 # A compile waits for it: what takes longer is left to `treadle check`.
 QUICK = Effort(spent=2**20, samples=2)
@@ -46,7 +46,7 @@ class _Graphs:
 
     def __init__(self) -> None:
         self.records = Records()
-        self.attributes: dict[Any, tuple[Any, str]] = {}
+        self.uses: dict[Any, tuple[str, Any, str]] = {}
         self.graphs: dict[str, Known] = {}
         self.lines: dict[Origin | None, str] = {None: ""}
 
@@ -54,9 +54,10 @@ class _Graphs:
         nodes = []
         types: dict[Any, Type] = {}
         for node in graph.nodes:
-            known = self.attributes.get((node.op, node.attributes))
-            if known is None:
-                known = self.attributes[node.op, node.attributes] = self._attributes(node)
+            use = node.op, node.attributes, operand_types(graph, node)
+            if use not in self.uses:
+                self.uses[use] = self._use(*use)
+            op, attributes, key = self.uses[use]
             if node.origin not in self.lines:
                 self.lines[node.origin] = str(node.origin)
             for t in node.types:
@@ -64,23 +65,22 @@ class _Graphs:
                     types[t] = Type(t.dtype.name, t.shape)
             nodes.append(
                 Node(
-                    node.op.name,
-                    known[0],
+                    op,
+                    attributes,
                     tuple([Value(*v) for v in node.operands]),
                     tuple([types[t] for t in node.types]),
                     self.lines[node.origin],
-                    known[1],
+                    key,
                 )
             )
         outputs = tuple((o.kind.value, o.name, Value(*o.value)) for o in graph.outputs)
         return Known(tuple(nodes), outputs, graph.name, str(hash(graph)))
 
-    def _attributes(self, node: Any) -> tuple[Any, str]:
-        if node.op.name not in SCHEMA:  # one that somebody added
-            raise NotEstablished(f"the checker does not know the op {node.op.name}")
-        raw = attributes_record(node.attributes, self.records)
-        found = read_attributes(raw, SCHEMA[node.op.name], self._body)
-        return found, key_of(node.op.name, raw)
+    def _use(self, op: Any, attributes: Any, operands: Any) -> tuple[str, Any, str]:
+        name, raw = use_record(op, attributes, operands, self.records)
+        if name not in SCHEMA:  # one that somebody added
+            raise NotEstablished(f"the checker does not know the op {name}")
+        return name, read_attributes(name, raw, self._body), key_of(name, raw)
 
     def _body(self, name: str) -> Known:
         if name not in self.graphs:
