@@ -202,7 +202,12 @@ class _Matmul:
         run = last if right.index.factor_of(c.tiled[-1]) == 1 else 1
         fills = run > lanes and run * limits.full_lanes >= -(-run // lanes) * lanes
         is_few = size(c.rows) < limits.copied_rows or size(c.tiled) < lanes
-        return None if fills or is_few else full_group(c.tiled, lanes, limits.group_columns)
+        if fills or is_few:
+            return None
+        group = full_group(c.tiled, lanes, limits.group_columns)
+        # Columns before the group's axis are loops around the task, as batches are.
+        self.contraction = replace(c, tiled=(group.axis, *group.after))
+        return group
 
     def _shares_columns(self) -> bool:
         """Whether threads share columns of weights, and each takes all rows through its own.
