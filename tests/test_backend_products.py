@@ -20,10 +20,12 @@ from treadle.frontend.functions.linear import contract
 from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
 from treadle.kernel import cost
+from treadle.kernel.index import Var
 from treadle.kernel.machine import Machine
 from treadle.kernel.nodes import For, Matmul, Statement
 from treadle.kernel.target import CPU
 from treadle.schedule.fuse import matmuls_in
+from treadle.schedule.panels import full_group
 from treadle.schedule.schedule import schedule
 
 NUMBERS = [1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 17, 19, 31, 32, 33, 37, 47, 64, 65, 70]
@@ -435,6 +437,8 @@ LAYERS = {
     "short rows of a volume": Convolution(
         (2, 3, 4, 15, 15), (33, 3, 3, 1, 1), (1, 1, 1), (1, 0, 0), (1, 1, 1), 1
     ),
+    "a prime number of outputs": Convolution((2, 3, 445), (33, 3, 15), (3,), (7,), (1,), 1),
+    "rows that leave a rest": Convolution((3, 5, 19, 17), (33, 5, 3, 3), (1, 1), (1, 1), (1, 1), 1),
     "video": Convolution((1, 3, 5, 8, 8), (8, 3, 2, 3, 3), (1, 2, 2), (0, 1, 1), (1, 1, 1), 1),
 }
 
@@ -442,6 +446,16 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_convolutions_of_layers(name: str) -> None:
     checked(convolved(LAYERS[name], dtypes.float32), 7)
+
+
+@pytest.mark.parametrize("sizes", [(149,), (1499,), (19, 17), (131, 131), (7, 13, 11), (64, 64)])
+def test_groups_of_columns_fill_lanes_whatever_divides_them(sizes: tuple[int, ...]) -> None:
+    group = full_group([Var(f"i{k}", n) for k, n in enumerate(sizes)], 16, 128)
+    groups = [group] * group.loop.extent + ([group.rest] if group.rest else [])
+    assert sum(g.part for g in groups) == group.axis.extent
+    assert 16 <= group.columns <= 128
+    columns = sum(g.columns for g in groups)
+    assert columns >= 0.75 * sum(-(-g.columns // 16) * 16 for g in groups)
 
 
 @pytest.mark.parametrize("kernel", [(2,), (3, 2), (2, 2, 2)])

@@ -153,9 +153,7 @@ def test_a_layer_is_copied_for_a_stack() -> None:
 
 
 def test_refusals() -> None:
-    refused(
-        lambda: nn.TransformerEncoder(4, 2), td.ArgumentError, "TransformerEncoder", "function"
-    )
+    refused(lambda: nn.TransformerEncoder(4, 2), td.ArgumentError, "TransformerEncoder", "function")
     refused(lambda: nn.MultiheadAttention(6, 4), td.ArgumentError, "MultiheadAttention", "4 heads")
     attention = nn.MultiheadAttention(4, 2, batch_first=True)
     values, x = attention.init(0), td.ones((2, 3, 4))

@@ -9,6 +9,7 @@ lie in short runs, threads share columns instead, and each copies its own.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 from treadle.base import dtypes
@@ -100,6 +101,7 @@ class _Matmul:
         self.rows = row_blocks(self.contraction, self._block_rows(), self.limits.block_rows(0))
         self.outer = {v: named("o", v) for v in self.contraction.outer}
         self.columns = self.group.columns if self.group else size(self.contraction.tiled)
+        self.pitch = self.group.stride if self.group else 0  # of the rows of a thread's copy
         self.is_by_panels = self._is_by_panels()
         self.left_copy = self._ordered_left()
 
@@ -270,7 +272,7 @@ class _Matmul:
         found += self.site.copies
         digits = self._digits()
         parts = self._parts(digits)
-        across = self.group.stride if self.group else self.rows.count if self.copies_left else 1
+        across = self.pitch or (self.rows.count if self.copies_left else 1)
         most = min(self.limits.depth, max(1, self.limits.copied_elements // across))
         depth = depth_of(digits, parts, most)
         is_final = not self.is_transposed and self.type.dtype is self.dtype
@@ -330,36 +332,51 @@ class _Matmul:
         return best_divisor(digits[0].count, limits.most_parts)
 
     def _multiply(self, target: Buffer, depth: Depth) -> Kernel:
-        """Copies of blocks in the thread's memory, sums cleared, and the template in its loops."""
+        """Tasks in their loops, and before them a block of the left operand if it is computed."""
         reader, body, scratch = self.lowering.reader(), list[Statement](), list[Buffer]()
         if self.contraction.left.load is None:
             scratch.append(self._computed_left(reader, body))
-        if depth.loops:
-            body += self._cleared(target, depth.part)
-        left, start = self._left(reader, depth), self._address(depth.part)
-        into = self._matrix(target.name, start, StridedAxis(self.columns))
-        assert not into.rows.listed
-        inner = self._panels(reader, into, left, depth)
-        if self.copies_left and self.contraction.left.load:
-            copy, own = self._copied_left(reader, depth)
-            scratch.append(own)
-            inner = [*copy, *inner]
-        order = [depth.part, *self.outer.values()]
-        if self.group:
-            load = self._element(reader, self.contraction.right, depth=False)
-            assert isinstance(load, Load)
-            copy, own = copied_columns(load, self.contraction.right, self.group, depth)
-            scratch.append(own)
-            inner = [*copy, *in_order(self.rows.outer, inner)]
+        task = self._task(reader, target, depth, scratch)
+        order, rest = [depth.part, *self.outer.values()], self.group.rest if self.group else None
+        if self.group and rest:
+            body += in_order([self.group.loop], task)
+            other = copy.copy(self)  # the columns that whole groups leave, in the same memory
+            other.group, other.columns = rest, rest.columns
+            body += other._task(reader, target, depth, [])
+        elif self.group:
+            body += task
             order += [self.group.loop]
         else:
+            body += task
             order += [*([self._panel_var] if self.is_by_panels else []), *self.rows.outer]
-        body += in_order(depth.loops, inner)
         is_result = target == self.lowering.buffer(self.value)
         made, also = ([self.value], ()) if is_result else ([], (target,))
         loops = parallel(order, body)
         kernel = self.lowering.kernel(self.position, reader, made, loops, "", also)
         return replace(kernel, scratch=tuple(scratch), is_standalone=self._is_standalone)
+
+    def _task(
+        self, reader: Reader, target: Buffer, depth: Depth, scratch: list[Buffer]
+    ) -> list[Statement]:
+        """Copies of blocks in the thread's memory, sums cleared, and the template in its loops."""
+        body = self._cleared(target, depth.part) if depth.loops else []
+        left, start = self._left(reader, depth), self._address(depth.part)
+        into = self._matrix(target.name, start, StridedAxis(self.columns))
+        assert not into.rows.listed
+        inner = self._panels(reader, into, left, depth)
+        if self.copies_left and self.contraction.left.load:
+            copied, own = self._copied_left(reader, depth)
+            scratch.append(own)
+            inner = [*copied, *inner]
+        if self.group:
+            load = self._element(reader, self.contraction.right, depth=False)
+            assert isinstance(load, Load)
+            copied, own = copied_columns(
+                load, self.contraction.right, self.group, depth, self.pitch
+            )
+            scratch.append(own)
+            inner = [*copied, *in_order(self.rows.outer, inner)]
+        return [*body, *in_order(depth.loops, inner)]
 
     @property
     def _is_standalone(self) -> bool:
@@ -449,7 +466,7 @@ class _Matmul:
         right, step = self._right_base(reader)
         summed, move = depth.summed[1], depth.moves[1]
         if self.group:
-            summed, move = StridedAxis(summed.count, self.group.stride), constant(0)
+            summed, move = StridedAxis(summed.count, self.pitch), constant(0)
         full, rest = divmod(self.columns, self.panel)
 
         def matmul(number: Index, count: int) -> Matmul:
