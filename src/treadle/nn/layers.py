@@ -190,7 +190,7 @@ class _Conv(Module):
         if self.padding_mode != "zeros" and image.ndim > self.dims:
             around = [(0, 0)] * (image.ndim - self.dims)
             image = pad(image, [*around, *self._amounts()], mode=self.padding_mode)
-            padding = 0
+            padding = (0,) * self.dims
         return linear.conv(
             image, self.weight, self.bias, self.stride, padding, self.dilation, self.groups
         )

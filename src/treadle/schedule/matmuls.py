@@ -56,10 +56,10 @@ from treadle.schedule.panels import (
     copied_columns,
     depth_of,
     even_group,
-    full_group,
     into_panels,
     partial_sums,
     row_blocks,
+    window_group,
 )
 
 OWN_LEFT = "left.copy"  # a thread's memory
@@ -190,25 +190,13 @@ class _Matmul:
         return is_scattered and is_long and is_used_often and not self._expands(c.left)
 
     def _windows(self) -> Group | None:
-        """The columns of a task that copies its windows, where they lie in short or strided runs.
-
-        A copy is used by all rows, so that it pays if there are some; what is around the rows is
-        what threads share.
-        """
-        c, limits = self.contraction, self.limits
-        left, right, lanes = c.left.load, c.right.load, self.panel // 2
-        is_batched = any(v.extent > 1 and v not in c.left.axes for v in c.outer)
-        if left is None or right is None or not is_batched or not self._expands(c.right):
+        """The columns of a task that copies its windows; those before their axis are loops."""
+        c = self.contraction
+        if not self._expands(c.right):
             return None
-        last = c.tiled[-1].extent
-        run = last if right.index.factor_of(c.tiled[-1]) == 1 else 1
-        fills = run > lanes and run * limits.full_lanes >= -(-run // lanes) * lanes
-        is_few = size(c.rows) < limits.copied_rows or size(c.tiled) < lanes
-        if fills or is_few:
-            return None
-        group = full_group(c.tiled, lanes, limits.group_columns)
-        # Columns before the group's axis are loops around the task, as batches are.
-        self.contraction = replace(c, tiled=(group.axis, *group.after))
+        group = window_group(c, self.panel // 2, self.limits)
+        if group:
+            self.contraction = replace(c, tiled=(group.axis, *group.after))
         return group
 
     def _shares_columns(self) -> bool:

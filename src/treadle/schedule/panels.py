@@ -227,6 +227,23 @@ class Group:
 _LINE = LINE // 4  # elements
 
 
+def window_group(c: Contraction[TensorValue], lanes: int, limits: Matmuls) -> Group | None:
+    """The columns of a task that copies its windows, where they lie in short or strided runs.
+
+    A copy is used by all rows, so that it pays if there are some; what is around the rows is
+    what threads share.
+    """
+    left, right = c.left.load, c.right.load
+    is_batched = any(v.extent > 1 and v not in c.left.axes for v in c.outer)
+    if left is None or right is None or not is_batched:
+        return None
+    last = c.tiled[-1].extent
+    run = last if right.index.factor_of(c.tiled[-1]) == 1 else 1
+    fills = run > lanes and run * limits.full_lanes >= -(-run // lanes) * lanes
+    is_few = size(c.rows) < limits.copied_rows or size(c.tiled) < lanes
+    return None if fills or is_few else full_group(c.tiled, lanes, limits.group_columns)
+
+
 def full_group(tiled: Sequence[Var], lanes: int, most: int) -> Group:
     """The group that fills most lanes, of those the largest.
 
