@@ -150,6 +150,11 @@ def test_a_layer_is_copied_for_a_stack() -> None:
     one = {f"layers.0.{n}": v for n, v in alone.items()}
     np.testing.assert_array_equal(made.apply(one, x).numpy(), layer.apply(alone, x).numpy())
     assert len(values) == 2 * len(alone)
+    forward = td.compile_forward(stack, lambda m, x: m(x), td.Spec((3, 1, 4)), device="oracle")
+    forward.load_params(values)
+    expected = layer.apply(alone, layer.apply({n: values[f"layers.0.{n}"] for n in alone}, x))
+    found = forward(np.ones((3, 1, 4), np.float32))
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-6, atol=1e-6)
 
 
 def test_refusals() -> None:
