@@ -439,6 +439,7 @@ LAYERS = {
     ),
     "a prime number of outputs": Convolution((2, 3, 445), (33, 3, 15), (3,), (7,), (1,), 1),
     "rows that leave a rest": Convolution((3, 5, 19, 17), (33, 5, 3, 3), (1, 1), (1, 1), (1, 1), 1),
+    "few outputs": Convolution((2, 8, 14, 14), (3, 8, 5, 5), (1, 1), (2, 2), (1, 1), 1),
     "video": Convolution((1, 3, 5, 8, 8), (8, 3, 2, 3, 3), (1, 2, 2), (0, 1, 1), (1, 1, 1), 1),
 }
 
@@ -446,6 +447,18 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_convolutions_of_layers(name: str) -> None:
     checked(convolved(LAYERS[name], dtypes.float32), 7)
+
+
+@pytest.mark.parametrize(("outputs", "is_tiled"), [(3, False), (7, False), (24, True)])
+def test_windows_are_not_gathered_for_a_few_rows(outputs: int, is_tiled: bool) -> None:
+    """A weight's gradient sums along rows of the image; more outputs are columns themselves."""
+
+    def gradient(x, w, ct):
+        return td.vjp(lambda w: td.conv(x, w), w)[1](ct)
+
+    shapes = (2, 16, 24, 24), (outputs, 16, 5, 5), (2, outputs, 20, 20)
+    kernels = [c.kernel for c in schedule(td.trace(gradient, *map(td.Spec, shapes))).calls()]
+    assert any(m for k in kernels for m in matmuls_in(k.body)) is is_tiled
 
 
 @pytest.mark.parametrize("sizes", [(149,), (1499,), (19, 17), (131, 131), (7, 13, 11), (64, 64)])

@@ -246,10 +246,14 @@ class _Matmul:
 
     @property
     def copies_for_few_rows(self) -> bool:
-        """Whether the right operand, summed along its rows, would be copied for a token or two."""
+        """Whether the right operand, summed along its rows, would be copied for a few rows."""
         c = self.contraction
-        if self.reads_right or self._expands(c.right):
+        if self.reads_right:
             return False
+        if self._expands(c.right):  # a copy would gather windows whose columns lie apart
+            last = c.depth[-1]
+            is_along = c.left.stride(last) == c.right.stride(last) == 1
+            return self.group is None and is_along and size(c.rows) < self.limits.least_columns
         runs_along_depth = c.right.load is None or c.right.stride(c.depth[-1]) == 1
         return runs_along_depth and size(c.rows) <= self.limits.most_summed(size(c.batch))
 
