@@ -20,10 +20,12 @@ from treadle.frontend.functions.linear import contract
 from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
 from treadle.kernel import cost
+from treadle.kernel.index import Var
 from treadle.kernel.machine import Machine
 from treadle.kernel.nodes import For, Matmul, Statement
 from treadle.kernel.target import CPU
 from treadle.schedule.fuse import matmuls_in
+from treadle.schedule.panels import full_group
 from treadle.schedule.schedule import schedule
 
 NUMBERS = [1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 17, 19, 31, 32, 33, 37, 47, 64, 65, 70]
@@ -452,6 +454,15 @@ LAYERS = {
     "depthwise": Convolution((2, 24, 9, 9), (24, 1, 3, 3), (1, 1), (1, 1), (1, 1), 24),
     "1×1": Convolution((2, 24, 7, 7), (40, 24, 1, 1), (1, 1), (0, 0), (1, 1), 1),
     "a long signal": Convolution((2, 4, 301), (8, 4, 7), (3,), (3,), (2,), 1),
+    "wide rows, every second": Convolution(
+        (2, 3, 8, 264), (33, 3, 3, 3), (2, 2), (1, 1), (1, 1), 1
+    ),
+    "short rows of a volume": Convolution(
+        (2, 3, 4, 15, 15), (33, 3, 3, 1, 1), (1, 1, 1), (1, 0, 0), (1, 1, 1), 1
+    ),
+    "a prime number of outputs": Convolution((2, 3, 445), (33, 3, 15), (3,), (7,), (1,), 1),
+    "rows that leave a rest": Convolution((3, 5, 19, 17), (33, 5, 3, 3), (1, 1), (1, 1), (1, 1), 1),
+    "few outputs": Convolution((2, 8, 14, 14), (3, 8, 5, 5), (1, 1), (2, 2), (1, 1), 1),
     "video": Convolution((1, 3, 5, 8, 8), (8, 3, 2, 3, 3), (1, 2, 2), (0, 1, 1), (1, 1, 1), 1),
 }
 
@@ -503,6 +514,28 @@ def large_convolutions(draw_) -> Convolution:
 def test_large_convolutions_fill_their_results(c: Convolution, panel: int) -> None:
     """The schedule counts what is stored; other tests compare it."""
     schedule(convolved(c, dtypes.float32), panel=panel)
+
+
+@pytest.mark.parametrize(("outputs", "is_tiled"), [(3, False), (7, False), (24, True)])
+def test_windows_are_not_gathered_for_a_few_rows(outputs: int, is_tiled: bool) -> None:
+    """A weight's gradient sums along rows of the image; more outputs are columns themselves."""
+
+    def gradient(x, w, ct):
+        return td.vjp(lambda w: td.conv(x, w), w)[1](ct)
+
+    shapes = (2, 16, 24, 24), (outputs, 16, 5, 5), (2, outputs, 20, 20)
+    kernels = [c.kernel for c in schedule(td.trace(gradient, *map(td.Spec, shapes))).calls()]
+    assert any(m for k in kernels for m in matmuls_in(k.body)) is is_tiled
+
+
+@pytest.mark.parametrize("sizes", [(149,), (1499,), (19, 17), (131, 131), (7, 13, 11), (64, 64)])
+def test_groups_of_columns_fill_lanes_whatever_divides_them(sizes: tuple[int, ...]) -> None:
+    group = full_group([Var(f"i{k}", n) for k, n in enumerate(sizes)], 16, 128)
+    groups = [group] * group.loop.extent + ([group.rest] if group.rest else [])
+    assert sum(g.part for g in groups) == group.axis.extent
+    assert 16 <= group.columns <= 128
+    columns = sum(g.columns for g in groups)
+    assert columns >= 0.75 * sum(-(-g.columns // 16) * 16 for g in groups)
 
 
 @pytest.mark.parametrize("kernel", [(2,), (3, 2), (2, 2, 2)])

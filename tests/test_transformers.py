@@ -138,11 +138,27 @@ def test_grouped_keys_equal_repeated_ones() -> None:
         np.testing.assert_allclose(a, c, atol=1e-6)
 
 
+def test_a_layer_is_copied_for_a_stack() -> None:
+    """As PyTorch does, but each copy draws first values of its own."""
+    layer = nn.TransformerEncoderLayer(4, 2, 8, 0.0)
+    stack, made = nn.TransformerEncoder(layer, 2), nn.TransformerEncoder(lambda: layer, 1)
+    values = stack.init(0)
+    first, second = (values[f"layers.{i}.linear1.weight"] for i in range(2))
+    assert not np.array_equal(first, second)
+    x = td.ones((3, 1, 4))
+    alone = {n[len("layers.1.") :]: v for n, v in values.items() if n.startswith("layers.1.")}
+    one = {f"layers.0.{n}": v for n, v in alone.items()}
+    np.testing.assert_array_equal(made.apply(one, x).numpy(), layer.apply(alone, x).numpy())
+    assert len(values) == 2 * len(alone)
+    forward = td.compile_forward(stack, lambda m, x: m(x), td.Spec((3, 1, 4)), device="oracle")
+    forward.load_params(values)
+    expected = layer.apply(alone, layer.apply({n: values[f"layers.0.{n}"] for n in alone}, x))
+    found = forward(np.ones((3, 1, 4), np.float32))
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-6, atol=1e-6)
+
+
 def test_refusals() -> None:
-    layer = nn.TransformerEncoderLayer(4, 2)
-    refused(
-        lambda: nn.TransformerEncoder(layer, 2), td.ArgumentError, "TransformerEncoder", "lambda"
-    )
+    refused(lambda: nn.TransformerEncoder(4, 2), td.ArgumentError, "TransformerEncoder", "function")
     refused(lambda: nn.MultiheadAttention(6, 4), td.ArgumentError, "MultiheadAttention", "4 heads")
     attention = nn.MultiheadAttention(4, 2, batch_first=True)
     values, x = attention.init(0), td.ones((2, 3, 4))

@@ -86,7 +86,7 @@ def _unary() -> Iterator[tuple[Any, ...]]:
     )
     for name in anywhere.split():
         yield name, real(3, 4)
-    for name in "log log10 log1p log2 rsqrt sqrt".split():
+    for name in "digamma lgamma log log10 log1p log2 rsqrt sqrt".split():
         yield name, positive(3, 4)
     for name in "acos asin atan asinh atanh logit".split():
         yield name, unit(3, 4)

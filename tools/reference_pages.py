@@ -260,7 +260,7 @@ TITLES = {
     "control": "Control flow and recomputation", "branches": "Control flow and recomputation",
     "associative": "Control flow and recomputation",
     "transforms": "Differentiation and batching", "vmap": "Differentiation and batching",
-    "arithmetic": "Elementwise", "elementary": "Elementwise",
+    "arithmetic": "Elementwise", "elementary": "Elementwise", "gamma": "Elementwise",
     "activations": "Activations and normalisation",
     "linear": "Matmul, convolution, attention",
     "images": "Images and signals", "pooling": "Images and signals",

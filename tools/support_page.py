@@ -49,7 +49,6 @@ WITHOUT_ROWS = """\
 Containers, random draws, transformations and the like are compared by tests of their own:"""
 
 RANDOM = "which elements are drawn: other numbers than PyTorch's, of the same distribution"
-BY_MAPS = "`padding_mode` other than zeros"
 SEQUENCES = "packed sequences (there is `lengths=`), projections, input without a batch axis"
 SORTED = "speed on a GPU: the work grows with the square of the length"
 TRIPLES = "`ceil_mode` together with indices"
@@ -65,9 +64,6 @@ NOT_CLAIMED = {
     "nn.DropBlock2d": RANDOM,
     "nn.FeatureAlphaDropout": RANDOM,
     "nn.RReLU": RANDOM,
-    "nn.Conv1d": BY_MAPS,
-    "nn.Conv2d": BY_MAPS,
-    "nn.Conv3d": BY_MAPS,
     "nn.Embedding": "`max_norm`, `scale_grad_by_freq`, sparse gradients",
     "nn.EmbeddingBag": "bags by `offsets`: bags are rows of (N, L)",
     "nn.GRU": SEQUENCES,

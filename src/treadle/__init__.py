@@ -171,6 +171,8 @@ from treadle.frontend.functions.elementary import nan_to_num as nan_to_num
 from treadle.frontend.functions.elementary import sinh as sinh
 from treadle.frontend.functions.elementary import tan as tan
 from treadle.frontend.functions.elementary import trunc as trunc
+from treadle.frontend.functions.gamma import digamma as digamma
+from treadle.frontend.functions.gamma import lgamma as lgamma
 from treadle.frontend.functions.images import channel_shuffle as channel_shuffle
 from treadle.frontend.functions.images import conv_transpose as conv_transpose
 from treadle.frontend.functions.images import fold as fold

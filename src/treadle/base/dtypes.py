@@ -23,6 +23,9 @@ class DType:
     def __hash__(self) -> int:
         return hash(self.name)  # which a string keeps
 
+    def __deepcopy__(self, memo: object) -> DType:
+        return self  # there is one object per type
+
     @property
     def is_float(self) -> bool:
         return self.kind == "float"

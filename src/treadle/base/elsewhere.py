@@ -16,6 +16,11 @@ _LOADED = "Values live in the step: step.params, step.load_params(state_dict), s
 _DTYPE = "Parameters are float32; precision= of td.compile_step computes in narrower floats."
 _HOOKS = "td.capture(name, x) in the forward: step(batch, captures=True) returns it."
 
+_SPATIAL = (
+    "conv", "conv_transpose", "max_pool", "avg_pool", "lp_pool", "max_unpool", "adaptive_avg_pool",
+    "adaptive_max_pool",
+)  # fmt: skip
+
 TREADLE = {
     "cat": "It is td.concat.",
     "hstack": "It is td.concat.",
@@ -32,6 +37,26 @@ TREADLE = {
     "masked_select": "Shapes are fixed: td.where(mask, x, 0), or multiply by the mask.",
     "index_add": "It is td.scatter_add(x, indices, updates, axis).",
     "unbind": "It is a method: x.unbind(axis).",
+    "swapaxes": "It is a method: x.swapaxes(i, j); td.transpose(x, i, j) is the same.",
+    "movedim": "It is td.moveaxis.",
+    "tile": "It is td.repeat.",
+    "broadcast_to": "It is td.expand.",
+    **{f"{f}{n}d": f"It is td.{f}, for any number of axes." for f in _SPATIAL for n in (1, 2, 3)},
+    "batch_norm": "It is nn.BatchNorm1d, 2d or 3d, which hold running statistics.",
+    "group_norm": "It is nn.GroupNorm.",
+    "instance_norm": "It is nn.InstanceNorm1d, 2d or 3d.",
+    "scaled_dot_product_attention": "It is td.attention(q, k, v, bias, causal).",
+    "scatter_reduce": "td.scatter_add, td.scatter_max and td.segment_mean are its reductions.",
+    "binary_cross_entropy_with_logits": "It is td.losses.bce_with_logits.",
+    "binary_cross_entropy": "It is td.losses.bce.",
+    "dot": "It is (x * y).sum().",
+    "mv": "It is td.matmul, or @.",
+    "addmm": "It is x + a @ b.",
+    "baddbmm": "It is x + a @ b.",
+    "tensordot": "It is td.einsum.",
+    "var_mean": "They are td.var and td.mean; what both compute is computed once.",
+    "narrow": "It is a slice: x[:, start : start + length].",
+    "select": "It is an index: x[:, i].",
     "empty": "It is td.zeros.",
     "from_numpy": "It is td.tensor; steps and forwards take NumPy arrays as they are.",
     "as_tensor": "It is td.tensor; steps and forwards take NumPy arrays as they are.",

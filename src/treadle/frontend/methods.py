@@ -12,6 +12,7 @@ from treadle.frontend.functions import (
     activations,
     distances,
     elementary,
+    gamma,
     indexing,
     linear,
     reductions,
@@ -78,6 +79,7 @@ _ALSO: dict[Any, str] = {
     "eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isfinite cast",
     elementary: "expm1 log10 tan atan asin acos sinh cosh asinh acosh atanh trunc frac isinf "
     "nan_to_num logaddexp lerp addcmul addcdiv hypot masked_fill",
+    gamma: "lgamma digamma",
     activations: "relu sigmoid softmax log_softmax",
     reductions: "std logsumexp norm any all cumsum sort argsort topk",
     sequences: "cumprod cummax cummin logcumsumexp diag diagonal outer repeat_interleave",

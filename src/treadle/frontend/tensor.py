@@ -217,8 +217,8 @@ class Tensor(Operators):
                 what,
                 f"the tensor {self.type} is traced: it stands for a value that does not exist yet",
                 "Choose between tensors with td.where or td.cond, repeat with td.while_loop; look "
-                "at values with td.debug_print or td.capture; or call the function with "
-                "td.tensor(...) to run it eagerly.",
+                "at values with td.debug_print or td.capture; index an array by it as "
+                "td.tensor(array)[x]; or call the function with td.tensor(...) to run it eagerly.",
             )
         return self.handle
 

@@ -111,11 +111,14 @@ class Contraction(Generic[T]):
         is_left = bool(self.result) and self.result[-1] not in self.right.axes
         return oriented(self.right, self.left, self.result) if is_left else self
 
-    @property
-    def batch_first(self) -> Contraction[T]:
-        """The same sums with batch axes before rows and columns, whatever the result's order."""
-        order = self.batch + self.rows + self.columns
-        return oriented(self.left, self.right, order)
+    def for_tiles(self, limits: Matmuls) -> Contraction[T]:
+        """Columns at the end; batch axes there go to the front, if each matmul is worth it."""
+        found = self.columns_last
+        if found.tiled or size(found.columns) < limits.least_columns:
+            return found
+        if found.flops < limits.moved_flops * size(found.batch):
+            return found
+        return oriented(found.left, found.right, found.batch + found.rows + found.columns)
 
     @property
     def transposed(self) -> Contraction[T] | None:

@@ -22,6 +22,7 @@ from treadle.frontend.binding import summed_shards
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions import activations, indexing, linear
 from treadle.frontend.functions.arithmetic import maximum, ne, rsqrt, stop_gradient, where
+from treadle.frontend.functions.padding import MODES, pad
 from treadle.frontend.functions.reductions import max as max_over
 from treadle.frontend.functions.reductions import mean, shard_sum, var
 from treadle.frontend.functions.reductions import sum as sum_over
@@ -161,6 +162,7 @@ class _Conv(Module):
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
         bias: bool = True,
+        padding_mode: str = "zeros",
     ):
         name = type(self).__name__
         check_whole(name, "in_channels", in_channels)
@@ -176,16 +178,32 @@ class _Conv(Module):
         self.stride = check_sizes(name, "stride", stride, self.dims)
         self.dilation = check_sizes(name, "dilation", dilation, self.dims)
         self.padding = _checked_padding(name, padding, self.dims)
-        self.groups = groups
+        check_choice(name, "padding_mode", padding_mode, ("zeros", *MODES[1:]))
+        self.padding_mode, self.groups = padding_mode, groups
         fan_in = in_channels // groups * size_of(kernel)
         shape = (out_channels, in_channels // groups, *kernel)
         self.weight = Parameter(shape, fan_in_uniform(fan_in))
         self.bias = Parameter((out_channels,), fan_in_uniform(fan_in)) if bias else None
 
     def forward(self, x: Operand) -> Tensor:
+        image, padding = as_tensor(x), self.padding
+        if self.padding_mode != "zeros" and image.ndim > self.dims:
+            around = [(0, 0)] * (image.ndim - self.dims)
+            image = pad(image, [*around, *self._amounts()], mode=self.padding_mode)
+            padding = (0,) * self.dims
         return linear.conv(
-            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+            image, self.weight, self.bias, self.stride, padding, self.dilation, self.groups
         )
+
+    def _amounts(self) -> list[tuple[int, int]]:
+        """Before and after each spatial axis; "same" has the odd one after."""
+        if self.padding == "valid":
+            return [(0, 0)] * self.dims
+        if isinstance(self.padding, str):
+            kernel = self.weight.shape[2:]
+            wide = [d * (k - 1) for d, k in zip(self.dilation, kernel, strict=True)]
+            return [(n // 2, n - n // 2) for n in wide]
+        return [(n, n) for n in self.padding]
 
 
 def _checked_padding(name: str, padding: object, dims: int) -> Shape | str:

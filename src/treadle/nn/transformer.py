@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 from treadle.base.errors import ArgumentError
@@ -154,12 +155,17 @@ class TransformerDecoderLayer(_Layer):
 
 
 class TransformerEncoder(Module):
-    """A number of encoder layers, made by a function of no arguments, and a norm at the end.
+    """A number of encoder layers, copies of one or made by a function, and a norm at the end.
 
     Shapes: (T, N, d_model) → the same, or (N, T, d_model) with batch_first.
     """
 
-    def __init__(self, layer: Callable[[], Module], num_layers: int, norm: Module | None = None):
+    def __init__(
+        self,
+        layer: Module | Callable[[], Module],
+        num_layers: int,
+        norm: Module | None = None,
+    ):
         check_whole("TransformerEncoder", "num_layers", num_layers)
         self.layers = ModuleList(_made("TransformerEncoder", layer) for _ in range(num_layers))
         self.norm = norm
@@ -172,13 +178,18 @@ class TransformerEncoder(Module):
 
 
 class TransformerDecoder(Module):
-    """A number of decoder layers, made by a function of no arguments, and a norm at the end.
+    """A number of decoder layers, copies of one or made by a function, and a norm at the end.
 
     Shapes: tgt (T, N, d_model), memory (S, N, d_model) → (T, N, d_model); N comes first with
     batch_first.
     """
 
-    def __init__(self, layer: Callable[[], Module], num_layers: int, norm: Module | None = None):
+    def __init__(
+        self,
+        layer: Module | Callable[[], Module],
+        num_layers: int,
+        norm: Module | None = None,
+    ):
         check_whole("TransformerDecoder", "num_layers", num_layers)
         self.layers = ModuleList(_made("TransformerDecoder", layer) for _ in range(num_layers))
         self.norm = norm
@@ -190,11 +201,14 @@ class TransformerDecoder(Module):
         return x if self.norm is None else self.norm(x)
 
 
-def _made(name: str, layer: Callable[[], Module]) -> Module:
-    if isinstance(layer, Module) or not callable(layer):
+def _made(name: str, layer: Module | Callable[[], Module]) -> Module:
+    """A layer with parameters of its own: a copy of a description, or what the function makes."""
+    if isinstance(layer, Module):
+        return copy.deepcopy(layer)
+    if not callable(layer):
         raise ArgumentError(
             name,
-            f"{type(layer).__name__} is one layer, and layers have parameters of their own",
-            "Pass a function that makes one: lambda: nn.TransformerEncoderLayer(512, 8).",
+            f"{type(layer).__name__} is no layer",
+            "Pass one, or a function that makes one: nn.TransformerEncoderLayer(512, 8).",
         )
     return layer()

@@ -240,8 +240,9 @@ class _Lanes:
 
 
 def _in_order(statement: Statement) -> list[Statement]:
-    is_lanes = isinstance(statement, For) and statement.role is Role.VECTOR
-    return [replace(statement, role=Role.SEQUENTIAL) if is_lanes else statement]
+    if isinstance(statement, For) and statement.role is Role.VECTOR:
+        return [replace(statement, role=Role.SEQUENTIAL)]
+    return [statement]
 
 
 def _takes_lanes(loop: For) -> bool:

@@ -9,6 +9,7 @@ lie in short runs, threads share columns instead, and each copies its own.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 from treadle.base import dtypes
@@ -41,7 +42,6 @@ from treadle.kernel.nodes import (
     StridedAxis,
     Value,
 )
-from treadle.kernel.target import Matmuls
 from treadle.schedule.calls import by_elements, standalone_matmul
 from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
@@ -56,10 +56,10 @@ from treadle.schedule.panels import (
     copied_columns,
     depth_of,
     even_group,
-    full_group,
     into_panels,
     partial_sums,
     row_blocks,
+    window_group,
 )
 
 OWN_LEFT = "left.copy"  # a thread's memory
@@ -70,7 +70,7 @@ def contract_kernels(lowering: Lowering, position: int, node: Node) -> list[Kern
     if lowering.target.matmuls.by_library:
         return standalone_matmul(lowering, position, node)
     given = contraction_of(lowering.graph, node)
-    contraction = _oriented(given, lowering.target.matmuls)
+    contraction = given.for_tiles(lowering.target.matmuls)
     is_float = accumulator(node.types[0].dtype) in (dtypes.float32, dtypes.float64)
     has_axes = contraction.tiled and contraction.depth and size(contraction.depth)
     if not is_float or not has_axes:
@@ -79,15 +79,6 @@ def contract_kernels(lowering: Lowering, position: int, node: Node) -> list[Kern
     if matmul.is_depthwise or matmul.copies_for_few_rows:
         return [by_elements(lowering, position, node)]
     return matmul.kernels()
-
-
-def _oriented(given: Contraction[TensorValue], limits: Matmuls) -> Contraction[TensorValue]:
-    """Columns at the end; a batch axis there is moved to the front, if each matmul is worth it."""
-    found = given.columns_last
-    if found.tiled or size(found.columns) < limits.least_columns:
-        return found
-    is_worth = found.flops >= limits.moved_flops * size(found.batch)
-    return found.batch_first if is_worth else found
 
 
 class _Matmul:
@@ -99,7 +90,7 @@ class _Matmul:
         self.type = lowering.graph.type_of(self.value)
         self.dtype = accumulator(self.type.dtype)
         self.panel = lowering.panel * 4 // self.dtype.itemsize
-        self.given, self.contraction = given, self._placed(_oriented(given, self.limits))
+        self.given, self.contraction = given, self._placed(given.for_tiles(self.limits))
         self.group = self._windows()  # columns that a thread copies for itself, if it does
         self.reads_right = self.group is None and self._reads_right()
         self.is_transposed = self.group is None and self._transposes()
@@ -110,6 +101,7 @@ class _Matmul:
         self.rows = row_blocks(self.contraction, self._block_rows(), self.limits.block_rows(0))
         self.outer = {v: named("o", v) for v in self.contraction.outer}
         self.columns = self.group.columns if self.group else size(self.contraction.tiled)
+        self.pitch = self.group.stride if self.group else 0  # of the rows of a thread's copy
         self.is_by_panels = self._is_by_panels()
         self.left_copy = self._ordered_left()
 
@@ -198,23 +190,13 @@ class _Matmul:
         return is_scattered and is_long and is_used_often and not self._expands(c.left)
 
     def _windows(self) -> Group | None:
-        """The columns of a task that copies its windows, where they lie in short or strided runs.
-
-        A copy is used by all rows, so that it pays if there are some; what is around the rows is
-        what threads share.
-        """
-        c, limits = self.contraction, self.limits
-        left, right, lanes = c.left.load, c.right.load, self.panel // 2
-        is_batched = any(v.extent > 1 and v not in c.left.axes for v in c.outer)
-        if left is None or right is None or not is_batched or not self._expands(c.right):
+        """The columns of a task that copies its windows; those before their axis are loops."""
+        c = self.contraction
+        if not self._expands(c.right):
             return None
-        last = c.tiled[-1].extent
-        run = last if right.index.factor_of(c.tiled[-1]) == 1 else 1
-        fills = run > lanes and run * limits.full_lanes >= -(-run // lanes) * lanes
-        if fills or size(c.rows) < limits.copied_rows or size(c.tiled) < lanes:
-            return None
-        group = full_group(c.tiled, lanes, limits.group_columns)
-        self.contraction = replace(c, tiled=(group.axis, *group.after))  # the others are outer
+        group = window_group(c, self.panel // 2, self.limits)
+        if group:
+            self.contraction = replace(c, tiled=(group.axis, *group.after))
         return group
 
     def _shares_columns(self) -> bool:
@@ -264,10 +246,14 @@ class _Matmul:
 
     @property
     def copies_for_few_rows(self) -> bool:
-        """Whether the right operand, summed along its rows, would be copied for a token or two."""
+        """Whether the right operand, summed along its rows, would be copied for a few rows."""
         c = self.contraction
-        if self.reads_right or self._expands(c.right):
+        if self.reads_right:
             return False
+        if self._expands(c.right):  # a copy would gather windows whose columns lie apart
+            last = c.depth[-1]
+            is_along = c.left.stride(last) == c.right.stride(last) == 1
+            return self.group is None and is_along and size(c.rows) < self.limits.least_columns
         runs_along_depth = c.right.load is None or c.right.stride(c.depth[-1]) == 1
         return runs_along_depth and size(c.rows) <= self.limits.most_summed(size(c.batch))
 
@@ -278,7 +264,7 @@ class _Matmul:
         found += self.site.copies
         digits = self._digits()
         parts = self._parts(digits)
-        across = self.group.stride if self.group else self.rows.count if self.copies_left else 1
+        across = self.pitch or (self.rows.count if self.copies_left else 1)
         most = min(self.limits.depth, max(1, self.limits.copied_elements // across))
         depth = depth_of(digits, parts, most)
         is_ordered = self.contraction.result == self.given.result
@@ -339,36 +325,51 @@ class _Matmul:
         return best_divisor(digits[0].count, limits.most_parts)
 
     def _multiply(self, target: Buffer, depth: Depth) -> Kernel:
-        """Copies of blocks in the thread's memory, sums cleared, and the template in its loops."""
+        """Tasks in their loops, and before them a block of the left operand if it is computed."""
         reader, body, scratch = self.lowering.reader(), list[Statement](), list[Buffer]()
         if self.contraction.left.load is None:
             scratch.append(self._computed_left(reader, body))
-        if depth.loops:
-            body += self._cleared(target, depth.part)
-        left, start = self._left(reader, depth), self._address(depth.part)
-        into = self._matrix(target.name, start, StridedAxis(self.columns))
-        assert not into.rows.listed
-        inner = self._panels(reader, into, left, depth)
-        if self.copies_left and self.contraction.left.load:
-            copy, own = self._copied_left(reader, depth)
-            scratch.append(own)
-            inner = [*copy, *inner]
-        order = [depth.part, *self.outer.values()]
-        if self.group:
-            load = self._element(reader, self.contraction.right, depth=False)
-            assert isinstance(load, Load)
-            copy, own = copied_columns(load, self.contraction.right, self.group, depth)
-            scratch.append(own)
-            inner = [*copy, *in_order(self.rows.outer, inner)]
+        task = self._task(reader, target, depth, scratch)
+        order, rest = [depth.part, *self.outer.values()], self.group.rest if self.group else None
+        if self.group and rest:
+            body += in_order([self.group.loop], task)
+            other = copy.copy(self)  # the columns that whole groups leave, in the same memory
+            other.group, other.columns = rest, rest.columns
+            body += other._task(reader, target, depth, [])
+        elif self.group:
+            body += task
             order += [self.group.loop]
         else:
+            body += task
             order += [*([self._panel_var] if self.is_by_panels else []), *self.rows.outer]
-        body += in_order(depth.loops, inner)
         is_result = target == self.lowering.buffer(self.value)
         made, also = ([self.value], ()) if is_result else ([], (target,))
         loops = parallel(order, body)
         kernel = self.lowering.kernel(self.position, reader, made, loops, "", also)
         return replace(kernel, scratch=tuple(scratch), is_standalone=self._is_standalone)
+
+    def _task(
+        self, reader: Reader, target: Buffer, depth: Depth, scratch: list[Buffer]
+    ) -> list[Statement]:
+        """Copies of blocks in the thread's memory, sums cleared, and the template in its loops."""
+        body = self._cleared(target, depth.part) if depth.loops else []
+        left, start = self._left(reader, depth), self._address(depth.part)
+        into = self._matrix(target.name, start, StridedAxis(self.columns))
+        assert not into.rows.listed
+        inner = self._panels(reader, into, left, depth)
+        if self.copies_left and self.contraction.left.load:
+            copied, own = self._copied_left(reader, depth)
+            scratch.append(own)
+            inner = [*copied, *inner]
+        if self.group:
+            load = self._element(reader, self.contraction.right, depth=False)
+            assert isinstance(load, Load)
+            copied, own = copied_columns(
+                load, self.contraction.right, self.group, depth, self.pitch
+            )
+            scratch.append(own)
+            inner = [*copied, *in_order(self.rows.outer, inner)]
+        return [*body, *in_order(depth.loops, inner)]
 
     @property
     def _is_standalone(self) -> bool:
@@ -458,7 +459,7 @@ class _Matmul:
         right, step = self._right_base(reader)
         summed, move = depth.summed[1], depth.moves[1]
         if self.group:
-            summed, move = StridedAxis(summed.count, self.group.stride), constant(0)
+            summed, move = StridedAxis(summed.count, self.pitch), constant(0)
         full, rest = divmod(self.columns, self.panel)
 
         def matmul(number: Index, count: int) -> Matmul:

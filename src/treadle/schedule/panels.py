@@ -11,7 +11,16 @@ from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.bindings import Elements, Partial
 from treadle.kernel.contraction import Contraction, Operand, named, size
 from treadle.kernel.cost import LINE
-from treadle.kernel.index import Index, Var, bounded, flatten, substitute, unflatten, variable
+from treadle.kernel.index import (
+    Index,
+    Var,
+    bounded,
+    constant,
+    flatten,
+    substitute,
+    unflatten,
+    variable,
+)
 from treadle.kernel.nodes import (
     Buffer,
     Literal,
@@ -182,6 +191,7 @@ class Group:
     part: int
     after: tuple[Var, ...]
     panel: int = 0  # columns of a panel, where the copy is by panels
+    first: int = 0  # of the axis: what is before it belongs to other groups
 
     @property
     def columns(self) -> int:
@@ -189,11 +199,21 @@ class Group:
 
     @property
     def loop(self) -> Var:
-        return replace(named("g", self.axis), extent=self.axis.extent // self.part)
+        return replace(named("g", self.axis), extent=(self.axis.extent - self.first) // self.part)
 
     @property
     def start(self) -> Index:
-        return variable(self.loop) * self.part
+        if self.loop.extent == 1:
+            return constant(self.first)
+        return variable(self.loop) * self.part + self.first
+
+    @property
+    def rest(self) -> Group | None:
+        """What whole groups leave of the axis."""
+        left = (self.axis.extent - self.first) % self.part
+        if not left:
+            return None
+        return replace(self, part=left, first=self.axis.extent - left)
 
     @property
     def stride(self) -> int:
@@ -207,16 +227,51 @@ class Group:
 _LINE = LINE // 4  # elements
 
 
+def window_group(c: Contraction[TensorValue], lanes: int, limits: Matmuls) -> Group | None:
+    """The columns of a task that copies its windows, where they lie in short or strided runs.
+
+    A copy is used by all rows, so that it pays if there are some; what is around the rows is
+    what threads share.
+    """
+    left, right = c.left.load, c.right.load
+    is_batched = any(v.extent > 1 and v not in c.left.axes for v in c.outer)
+    if left is None or right is None or not is_batched:
+        return None
+    last = c.tiled[-1].extent
+    run = last if right.index.factor_of(c.tiled[-1]) == 1 else 1
+    fills = run > lanes and run * limits.full_lanes >= -(-run // lanes) * lanes
+    is_few = size(c.rows) < limits.copied_rows or size(c.tiled) < lanes
+    return None if fills or is_few else full_group(c.tiled, lanes, limits.group_columns)
+
+
 def full_group(tiled: Sequence[Var], lanes: int, most: int) -> Group:
-    """The group that fills most lanes, of those the largest."""
-    found: list[tuple[float, int, Group]] = []
+    """The group that fills most lanes, of those the largest.
+
+    Groups are equal parts of an axis, unless those are small or leave many lanes empty, as the
+    divisors of a prime do: then the last one is shorter, and one task takes all of an axis.
+    """
+    equal, unequal = list[tuple[float, int, Group]](), list[tuple[float, int, Group]]()
     for i, axis in enumerate(tiled):
-        for part in divisors(axis.extent):
-            group = Group(axis, part, tuple(tiled[i + 1 :]))
-            n = group.columns
-            if n <= most:
-                found.append((n / (-(-n // lanes) * lanes), n, group))
-    return max(found, key=lambda entry: entry[:2])[2]
+        after = tuple(tiled[i + 1 :])
+        for part in range(1, min(axis.extent, most // size(after)) + 1):
+            group = Group(axis, part, after)
+            entry = (_filled(group, lanes), group.columns, group)
+            (unequal if group.rest else equal).append(entry)
+    best = max(equal, key=lambda entry: entry[:2])
+    if unequal and (best[0] < WELL_FILLED or best[1] < lanes):
+        best = max(best, max(unequal, key=lambda e: e[:2]), key=lambda entry: entry[:2])
+    return best[2]
+
+
+WELL_FILLED = 0.75  # of the lanes, from which equal groups for threads to share pay
+
+
+def _filled(group: Group, lanes: int) -> float:
+    """The part of the lanes that hold a column, over all groups of an axis."""
+    rest = group.rest
+    used = group.loop.extent * -(-group.columns // lanes)
+    used += -(-rest.columns // lanes) if rest else 0
+    return group.axis.extent * size(group.after) / (used * lanes)
 
 
 def even_group(tiled: Sequence[Var], panel: int, limits: Matmuls) -> Group | None:
@@ -233,7 +288,7 @@ def even_group(tiled: Sequence[Var], panel: int, limits: Matmuls) -> Group | Non
 
 
 def copied_columns(
-    load: Load, right: Operand[TensorValue], group: Group, depth: Depth
+    load: Load, right: Operand[TensorValue], group: Group, depth: Depth, stride: int
 ) -> tuple[list[Statement], Buffer]:
     """A group's columns of the right operand in memory of the thread, for a part of the depth."""
     deep = depth.variables
@@ -245,14 +300,14 @@ def copied_columns(
     for var, axis in zip(across, (group.axis, *group.after), strict=True):
         at = at + variable(var) * (right.stride(axis) or 0)
     rows = size(deep)
-    to = flat_index(deep) * group.stride + flat_index(across)
+    to = flat_index(deep) * stride + flat_index(across)
     order = [*deep, *across]
     if group.panel and depth.inner and depth.inner[-1].right == 1:  # transposed, by panels
         number, lane = Var("p", group.part // group.panel), Var("lane", group.panel)
         column = {across[0]: variable(number) * group.panel + variable(lane)}
         at, to, order = substitute(at, column), substitute(to, column), [number, *deep, lane]
     store = Store(OWN, to, Load(load.buffer, at, load.dtype))
-    return list(parallel(order, [store])), Buffer(OWN, load.dtype, rows * group.stride)
+    return list(parallel(order, [store])), Buffer(OWN, load.dtype, rows * stride)
 
 
 def _is_transposed(load: Load, loops: Sequence[Var]) -> bool:

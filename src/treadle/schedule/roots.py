@@ -29,6 +29,7 @@ from treadle.kernel.nodes import (
     Within,
 )
 from treadle.kernel.scatter import is_scatter
+from treadle.schedule.inline import Reader
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import (
@@ -104,30 +105,59 @@ def _cumsum(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
 
 @ROOTS(linear.UNWINDOW)
 def _unwindow(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
-    """Each element collects the windows it lies in."""
+    """Each element collects the windows it lies in.
+
+    On a processor, elements as far apart as windows are collect alike: each remainder along the
+    axis that lies last has a loop of its own, in which neighbours read neighbours.
+    """
+    attributes: linear.Unwindow = attributes_of(node)
+    window, value = attributes.window, TensorValue(position)
+    every, reader = axis_vars("i", attributes.shape), lowering.reader()
+    *others, last = lowering.in_memory_order(value, every)
+    phases = _phases(lowering, window, every.index(last))
+    loops: list[Statement] = []
+    for phase in range(min(phases, last.extent)):
+        count = -(-(last.extent - phase) // phases)
+        suffix = f"_{phase}" if phases > 1 else ""
+        var = Var(last.name + suffix, count)
+        place = variable(var) * phases + phase
+        at = [place if v is last else variable(v) for v in every]
+        body = _collected(lowering, reader, position, node, at, "acc" + suffix)
+        loops += parallel([var], body)
+    return [lowering.kernel(position, reader, [value], parallel(others, loops))]
+
+
+def _phases(lowering: Lowering, window: linear.Window, last: int) -> int:
+    """How many loops one along an axis becomes: as many as windows are apart, where lanes gain."""
+    target = lowering.target
+    if target.is_spmd or last not in window.axes or any(d > 1 for d in window.dilations):
+        return 1
+    stride = window.strides[window.axes.index(last)]
+    return stride if stride <= target.fusion.most_phases else 1
+
+
+def _collected(
+    lowering: Lowering, reader: Reader, position: int, node: Node, at: list[Index], name: str
+) -> list[Statement]:
+    """An element as the sum of the windows around it."""
     attributes: linear.Unwindow = attributes_of(node)
     window, shape = attributes.window, attributes.shape
-    value = TensorValue(position)
-    every = axis_vars("i", shape)
-    starts = [*along(every)]
-    guards: list[Within] = []
-    if lowering.target.is_spmd and all(d == 1 for d in window.dilations):
+    starts, guards = list(at), list[Within]()
+    is_strided = lowering.target.is_spmd or any(n > 1 for n in window.strides)
+    if is_strided and all(d == 1 for d in window.dilations):
         offsets, inner = _windows_around(window, shape, starts, guards)
     else:
         offsets = axis_vars("k", window.sizes)
         inner = _every_window(window, shape, starts, guards, offsets)
-    reader = lowering.reader()
-    source = lowering.graph.type_of(node.operands[0])
+    dtype = lowering.graph.type_of(node.operands[0]).dtype
+    zero, wide, value = Literal(0, dtype), accumulator(dtype), TensorValue(position)
+    if not all(v.extent for v in offsets):  # between windows
+        return [lowering.store(value, at, zero)]
+    reader.lets = []
     indices = (*starts, *inner)
-    element = reader.under(
-        guards, lambda: reader.at(node.operands[0], indices), Literal(0, source.dtype)
-    )
-    wide = accumulator(source.dtype)
-    body = accumulated("add", wide, offsets, reader.lets, element)
-    result = as_dtype(Local("acc", wide), source.dtype)
-    store = lowering.store(value, along(every), result)
-    loops = parallel(lowering.in_memory_order(value, every), [*body, store])
-    return [lowering.kernel(position, reader, [value], loops)]
+    element = reader.under(guards, lambda: reader.at(node.operands[0], indices), zero)
+    body = accumulated("add", wide, offsets, reader.lets, element, name)
+    return [*body, lowering.store(value, at, as_dtype(Local(name, wide), dtype))]
 
 
 def _every_window(
@@ -154,11 +184,11 @@ def _windows_around(
     window: linear.Window, shape: Sequence[int], starts: list[Index], guards: list[Within]
 ) -> tuple[tuple[Var, ...], list[Index]]:
     """The few windows that can have the element, the last to begin before it first."""
-    counts, found = window.starts(tuple(shape)), list[Index]()
+    counts, found, around = window.starts(tuple(shape)), list[Index](), list[Var]()
     strides, sizes = window.strides, window.sizes
-    around = axis_vars("k", [-(-k // s) for k, s in zip(sizes, strides, strict=True)])
     for i, axis in enumerate(window.axes):
         quotient, rest = divide(starts[axis], strides[i])
+        around.append(Var(f"k{i}", -(-max(0, sizes[i] - rest.range[0]) // strides[i])))
         start = quotient - variable(around[i])
         guards.append(Within(start, 0, counts[i]))
         offset = rest + variable(around[i]) * strides[i]
@@ -166,7 +196,7 @@ def _windows_around(
             guards.append(Within(offset, 0, sizes[i]))
         starts[axis] = bounded(start, counts[i])
         found.append(bounded(offset, sizes[i]))
-    return around, found
+    return tuple(around), found
 
 
 @ROOTS(indexing.SCATTER_ADD)

@@ -10,6 +10,7 @@ from treadle.frontend.coerce import as_tensor, cast, constant
 from treadle.frontend.functions import activations as f
 from treadle.frontend.functions import arithmetic as a
 from treadle.frontend.functions import elementary as e
+from treadle.frontend.functions import gamma
 from treadle.frontend.functions.shaping import expand, reshape
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.interop.torch.rows.table import aten, declare_all
@@ -29,6 +30,8 @@ declare_all(
         **{name: getattr(f, name) for name in ("relu", "relu6", "selu", "sigmoid", "silu")},
         **{name: getattr(f, name) for name in ("celu", "glu", "hardshrink", "hardtanh")},
         **{name: getattr(f, name) for name in ("leaky_relu", "softplus", "softshrink")},
+        "digamma": gamma.digamma,
+        "lgamma": gamma.lgamma,
         "fix": e.trunc,
         "max.other": a.maximum,
         "min.other": a.minimum,
