@@ -70,10 +70,9 @@ def contract_kernels(lowering: Lowering, position: int, node: Node) -> list[Kern
     if lowering.target.matmuls.by_library:
         return standalone_matmul(lowering, position, node)
     given = contraction_of(lowering.graph, node)
-    contraction = given.for_tiles(lowering.target.matmuls)
+    c = given.for_tiles(lowering.target.matmuls)
     is_float = accumulator(node.types[0].dtype) in (dtypes.float32, dtypes.float64)
-    has_axes = contraction.tiled and contraction.depth and size(contraction.depth)
-    if not is_float or not has_axes:
+    if not is_float or not (c.tiled and c.depth and size(c.depth)):
         return [by_elements(lowering, position, node)]
     matmul = _Matmul(lowering, position, given)
     if matmul.is_depthwise or matmul.copies_for_few_rows:
