@@ -11,7 +11,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 STAGES = ["graph", "program_8", "llvm_8", "program_16", "llvm_16"]
-STAGES += ["gpu_program_bare", "cuda_bare", "gpu_program_full", "cuda_full"]
+STAGES += [
+    f"{stage}_{kind}" for kind in ("bare", "full") for stage in ("gpu_program", "cuda", "hip")
+]
+STAGES += [
+    f"{stage}_{kind}"
+    for kind in ("base", "exchanging", "full")
+    for stage in ("wgsl_program", "wgsl")
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +35,7 @@ def test_equal_programs_have_equal_hashes(replay: ModuleType, tmp_path: Path) ->
     found = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        found.append(replay.write("random3", tmp_path / name))
+        found.append(replay.write("random3", tmp_path / name, replay.STAGES))
     assert found[0] == found[1]
     assert list(found[0]) == [f"random3.{stage}" for stage in STAGES]
 

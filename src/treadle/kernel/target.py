@@ -38,6 +38,9 @@ class Fusion:
     # 1.4 to 4 times up to 16, even between 24 and 32.
     few_columns: int = 24
     least_rows: int = 16
+    # Loads and stores of a row up to which they are: each is written out lane by lane. A softmax
+    # and its gradient have 12; kernels of a hundred would be code that takes seconds to compile.
+    most_row_accesses: int = 32
     most_private_lanes: int = 32  # that have private memory: two vectors of the widest kind
     fewest_private_lanes: int = 4  # fewer are left a plain loop
     private_bytes: int = 1 << 18  # of all lanes together: a quarter of a core's second cache

@@ -16,8 +16,10 @@ from treadle.kernel.access import (
     read_in,
     written_in,
 )
+from treadle.kernel.contraction import size
 from treadle.kernel.index import Index, Var, variable
 from treadle.kernel.nodes import (
+    Accumulate,
     Apply,
     Buffer,
     Convert,
@@ -50,6 +52,7 @@ from treadle.kernel.traverse import (
     walk,
     with_locals,
 )
+from treadle.kernel.traverse import nested as nested_loops
 from treadle.schedule.nests import Body, is_sum, let, moves, nested
 from treadle.schedule.phases import in_phases
 from treadle.schedule.split import split, with_blocks
@@ -210,11 +213,15 @@ class _Lanes:
         return [statement]
 
     def _of_few_columns(self, loop: For) -> For | None:
-        """A loop whose inner loops are too short for lanes of their own, with these in order."""
-        inner = [s for s in walk(loop.body) if isinstance(s, For)]
-        lanes = [s for s in inner if s.role is Role.VECTOR]
-        is_few = bool(lanes) and all(s.var.extent <= self.sizes.few_columns for s in inner)
-        if loop.role is not Role.PARALLEL or loop.var.extent < self.sizes.least_rows or not is_few:
+        """A loop over sums of few terms, too few for lanes along them, with those in order."""
+        inside = [loops for _, loops in nested_loops(loop.body)]
+        is_few = all(size([s.var for s in loops]) <= self.sizes.few_columns for loops in inside)
+        has_lanes = any(s.role is Role.VECTOR for loops in inside for s in loops)
+        has_sums = any(isinstance(s, Accumulate) for s in walk(loop.body))
+        if loop.role is not Role.PARALLEL or loop.var.extent < self.sizes.least_rows:
+            return None
+        is_short = len(list(accesses(loop.body))) <= self.sizes.most_row_accesses
+        if not (has_lanes and has_sums and is_few and is_short):
             return None
         found = replace(loop, body=map_statements(loop.body, _in_order))
         return found if _takes_lanes(found) else None
