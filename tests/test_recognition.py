@@ -502,6 +502,20 @@ def test_the_log_of_a_softmax_trains_where_the_composite_does() -> None:
     assert not np.isfinite(losses_of(by_hand, strict)).all()
 
 
+def test_what_sums_one_element_is_left_as_it_is() -> None:
+    """x − logsumexp(x) of one element is 0, and so is 1 − its softmax: neither is the other."""
+
+    def shifted(x):
+        return x - td.logsumexp(x, 0, keepdims=True)
+
+    for function in (shifted, td.grad(lambda x: shifted(x).sum())):
+        found, _ = found_in(function, TensorType((1,)))
+        assert found == []
+        program = td.compile(function, td.Spec((1,)), device="cpu")
+        assert program(np.array([3.0], np.float32)).tolist() == [0.0]
+    assert [f.name for f in found_in(shifted, TensorType((2,)))[0]] == ["log_softmax"]
+
+
 def as_array(types: tuple[TensorType, ...]) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     return {

@@ -19,6 +19,7 @@ from treadle.ir.ops import elementwise as e
 from treadle.ir.ops.indexing import GATHER, Gather
 from treadle.ir.ops.leaves import CONSTANT, INPUT, Constant, Leaf
 from treadle.ir.ops.linear import CONTRACT, Contraction
+from treadle.ir.ops.reductions import Reduce
 from treadle.ir.ops.shaping import RESHAPE, Reshape
 from treadle.ir.rewrite import Visit, copied, inline_into, walk
 from treadle.recognition.meanings import over_reals
@@ -61,6 +62,21 @@ def judge(region: Graph, proposal: Graph) -> Verdict | None:
         found = None if nearby is None else _equal(nearby, right, normal_form.EXACT)
         return None if found is None else replace(found, kind=Exactness.ROUNDED)
     return verdict
+
+
+def sums_nothing(proposal: Graph) -> bool:
+    """Whether all reductions of a proposal are along one element.
+
+    Softmax of one element is 1 whatever it is, and so is much else: what is equal there says
+    nothing of what was written.
+    """
+    graph = expand(proposal)
+    lengths = [
+        math.prod(graph.type_of(n.operands[0]).shape[a] for a in n.attributes.axes)
+        for n in graph.nodes
+        if isinstance(n.attributes, Reduce)
+    ]
+    return bool(lengths) and max(lengths) == 1
 
 
 def rounds(graph: Graph) -> bool:

@@ -15,7 +15,7 @@ from treadle.kernel.target import Target
 from treadle.recognition import affine, attention, convolutions, losses
 from treadle.recognition.attention_graph import AttentionGraph
 from treadle.recognition.convolutions import Written
-from treadle.recognition.judge import Verdict, judge, saturated
+from treadle.recognition.judge import Verdict, judge, saturated, sums_nothing
 from treadle.recognition.proposals import (
     FEW_ROOTS,
     PROPOSALS,
@@ -82,7 +82,9 @@ class Search:
                 verdict = None
                 if not _composites(proposal) <= there:
                     verdict = self._judged(region, proposal)
-                if verdict is not None and proposal.output_types == region.output_types:
+                if verdict is None or proposal.output_types != region.output_types:
+                    continue
+                if not sums_nothing(proposal):
                     return proposal, verdict
         except TreadleError:  # what a proposal was guessed from does not fit together
             return None
