@@ -442,7 +442,7 @@ def convolved(c: Convolution, dtype: DType) -> Graph:
 
 
 @given(convolutions(), st.sampled_from([dtypes.float32, dtypes.float32, *dtypes.FLOATS]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_any_convolution_with_gradients(c: Convolution, dtype: DType) -> None:
     checked(convolved(c, dtype), math.prod(c.x))
 

@@ -164,6 +164,8 @@ def test_signs_of_life_may_be_heard_before_the_lifeline(job: Job) -> None:
     send(beats, waits=4, place="train.py:9 in step", waits_for_left=True)
     assert first.hear() == {"end": 1}
     beats.close()
+    first.die()
+    second.die()
     assert "and rank 0 waits for it (in train.py:9 in step)" in job.said()
 
 
@@ -175,6 +177,9 @@ def test_signs_of_life_may_come_with_the_first_line(job: Job) -> None:
     with socket.create_connection(("127.0.0.1", job.port), 10) as link:
         link.sendall(b"".join(json.dumps(line).encode() + b"\n" for line in (hello, told)))
         assert first.hear() == {"end": 1}
+    first.die()
+    second.die()
+    assert "and rank 0 waits for it (in step)" in job.said()
 
 
 @pytest.mark.parametrize("line", [b"no json\n", b"[1]\n", b"{}\n", b"x" * 70000 + b"\n"])
