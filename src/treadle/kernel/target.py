@@ -34,8 +34,8 @@ class Fusion:
     # Lanes of a vector loop.
     least_lanes: int = 8  # iterations of a sum from which they are lanes
     # Columns up to which rows are lanes, and rows from which they are. Measured on gradients of
-    # softmax, logsumexp, layer norm and max of 20,000 rows: 3 to 10 times as fast up to 7 columns,
-    # 1.4 to 4 times up to 16, even between 24 and 32.
+    # 20,000 rows: 3 to 9 times as fast up to 7 columns, 1.05 to 1.7 times at 16 and 24, about even
+    # at 32 (docs/decisions.md, "Rows of few columns are lanes").
     few_columns: int = 24
     least_rows: int = 16
     # Loads and stores of a row up to which they are: each is written out lane by lane. A softmax
