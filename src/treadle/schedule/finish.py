@@ -214,12 +214,12 @@ class _Lanes:
 
     def _of_few_columns(self, loop: For) -> For | None:
         """A loop over sums of few terms, too few for lanes along them, with those in order."""
+        if loop.role is not Role.PARALLEL or loop.var.extent < self.sizes.least_rows:
+            return None
         inside = [loops for _, loops in nested_loops(loop.body)]
         is_few = all(size([s.var for s in loops]) <= self.sizes.few_columns for loops in inside)
         has_lanes = any(s.role is Role.VECTOR for loops in inside for s in loops)
         has_sums = any(isinstance(s, Accumulate) for s in walk(loop.body))
-        if loop.role is not Role.PARALLEL or loop.var.extent < self.sizes.least_rows:
-            return None
         is_short = len(list(accesses(loop.body))) <= self.sizes.most_row_accesses
         if not (has_lanes and has_sums and is_few and is_short):
             return None
