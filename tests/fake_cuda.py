@@ -288,10 +288,12 @@ def fake_gpu(driver: FakeDriver | None = None) -> Iterator[FakeDriver]:
         patch.setattr(devices, "bindings", lambda: driver)
         patch.setattr(cuda_backend, "Compiling", lambda parts, chip: (CUBIN,))
         patch.setattr(cuda_backend, "has_dnn", lambda: False)
+        patch.setattr(cuda_backend, "begin_libraries", lambda: None)  # real ones
+        patch.setattr(cuda_backend, "begin_dnn", lambda: None)
         patch.setattr(compiled, "plan_cache", lambda: None)
         # Blocks that all matmuls share are a device's: a real one's stay, for its programs.
         for shared in (blas.noise, blas.workspace):
-            if shared.cache_info().currsize:
+            if shared.is_known:
                 OF_A_DEVICE.append(shared())
             shared.cache_clear()
         devices.forget_device()

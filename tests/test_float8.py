@@ -482,7 +482,7 @@ class Library:
 def test_what_cublaslt_is_told(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told = Library()
     monkeypatch.setattr(blas, "library", lambda: told)
-    monkeypatch.setattr(blas, "_handle", lambda: 0)
+    monkeypatch.setattr(blas, "blas_handle", lambda: 0)
     monkeypatch.setattr(blas, "workspace", lambda: SimpleNamespace(address=0))
     call = MatmulCall(
         64, 32, 128, 1,
@@ -530,7 +530,7 @@ def test_a_step_is_scheduled_again_without_what_a_library_refuses(
         matmul.use([0] * 8)
 
     monkeypatch.setattr(blas, "library", Library)
-    monkeypatch.setattr(blas, "_handle", lambda: 0)
+    monkeypatch.setattr(blas, "blas_handle", lambda: 0)
     monkeypatch.setattr(blas.Matmul, "choose", choose)
     square = nn.Linear(64, 64)
     with fake_gpu():

@@ -53,6 +53,6 @@ def choose_device(device: str) -> str:
     The report says which it is.
     """
     if device == "auto":
-        return next(name for name in FASTEST if _why_not_by_itself(name) is None)
+        device = next(name for name in FASTEST if _why_not_by_itself(name) is None)
     backend(device).require()
     return device

@@ -26,7 +26,7 @@ from treadle.nn.containers import ModuleList
 from treadle.nn.decoding import KVCache
 from treadle.nn.module import Module, State, update
 from treadle.runtime.session import Session
-from treadle.step.batches import declare_model
+from treadle.step.first_values import declare_model
 from treadle.step.forward import Forward, compile_forward
 
 BLOCK = 64  # slots of a cache are a multiple, so that few programs serve many lengths

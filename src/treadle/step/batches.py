@@ -16,7 +16,6 @@ from treadle.base.errors import ArgumentError, BatchError
 from treadle.base.numbers import check_whole
 from treadle.base.trees import Tree
 from treadle.ir.types import TensorType
-from treadle.nn.module import Declaration, Module
 from treadle.nn.tracing import INPUT_PREFIX, Inputs
 from treadle.pipeline import CompileOptions
 from treadle.runtime.foreign import described, is_on_device, shape_of
@@ -275,17 +274,3 @@ def chosen_stream(session: Session, stream: int | None, is_step: bool) -> int:
     if stream is None:
         return session.stream(is_step)
     return check_whole("compile", "stream", stream, 0)
-
-
-def declare_model(session: Session, model: Module, seed: int) -> None:
-    """Room for a model's parameters and states, with first values where they are new."""
-    declarations = model.declarations()
-    new = session.declare({n: d.type for n, d in declarations.items()})
-    write_first_values(session, {n: declarations[n] for n in new}, seed)
-
-
-def write_first_values(
-    session: Session, declarations: Mapping[str, Declaration], seed: int
-) -> None:
-    """Values from streams of their own."""
-    session.write({n: d.first_value(seed, n) for n, d in declarations.items()})

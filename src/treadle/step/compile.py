@@ -26,7 +26,8 @@ from treadle.pipeline import (
     choose_precision,
     open_session,
 )
-from treadle.step.batches import check_arguments, chosen_stream, declare_model
+from treadle.step.batches import check_arguments, chosen_stream
+from treadle.step.first_values import begin_model
 from treadle.step.parallel.programs import Parallel
 from treadle.step.train_step import TrainStep
 
@@ -188,7 +189,7 @@ def _compile(given: _Asked) -> TrainStep:
     session.refuse_sharded("compile_step(share=…)")
     # Another thread may run a program of the same session: not between what is undone together.
     with session.lock, session.unless_it_fails():
-        declare_model(session, module, asked.seed)
+        first = begin_model(session, module, asked.seed)
         prefix = f"step{session.owners}:"
         stream = chosen_stream(session, asked.stream, is_step=True)
         session.owners += 1
@@ -201,10 +202,13 @@ def _compile(given: _Asked) -> TrainStep:
             )
         with recipe.naming():
             if asked.parallel is None:
-                return TrainStep(recipe, asked.batch, session, report, asked.seed, stream)
+                return TrainStep(recipe, asked.batch, session, report, asked.seed, stream, first)
+            first.write()  # ranks cut them into parts
             communicator = open_communicator(asked.parallel.transport, asked.parallel.timeout)
             parallel = Parallel.of(asked.parallel, communicator)
-            return TrainStep(recipe, asked.batch, session, report, asked.seed, stream, parallel)
+            return TrainStep(
+                recipe, asked.batch, session, report, asked.seed, stream, first, parallel
+            )
 
 
 def _recipe(asked: _Asked, module: Module, prefix: str, precision: DType) -> StepRecipe:

@@ -30,7 +30,8 @@ from treadle.pipeline import (
     optimized,
 )
 from treadle.runtime.oracle import OracleProgram
-from treadle.step.batches import Arrays, ByShape, declare_model
+from treadle.step.batches import Arrays, ByShape
+from treadle.step.first_values import begin_model
 from treadle.step.forward import Built
 from treadle.step.index_guard import Guarded, Unlooked, refuse, run_guarded
 from treadle.step.loading import (
@@ -360,12 +361,12 @@ class Ensemble:
         first = self.report
         report = CompileReport(first.device, first.precision, first.parameters // len(self))
         session = open_session(first.device, None)
-        declare_model(session, recipe.model, seed)
+        values = begin_model(session, recipe.model, seed)
         session.owners += 1
         types = [type_ for _, type_ in self._single.types]
         batch = self._single.structure.rebuild(types)
         with recipe.naming():
-            step = TrainStep(recipe, batch, session, report, seed, self._at.stream)
+            step = TrainStep(recipe, batch, session, report, seed, self._at.stream, values)
         step.load_state_dict(state)
         return step
 

@@ -37,8 +37,8 @@ from treadle.step.batches import (
     check_arguments,
     check_flags,
     chosen_stream,
-    declare_model,
 )
+from treadle.step.first_values import begin_model
 from treadle.step.index_checks import checks_of
 from treadle.step.index_guard import guarded, run_guarded
 from treadle.step.loading import Loaded, Rename, Terms, load_model, load_values, save_model
@@ -272,8 +272,8 @@ def compile_forward(
     session = open_session(report.device, share)
     # Another thread's program may be of the same session: it finds all of the values, or none.
     with session.lock, session.unless_it_fails():
-        declare_model(session, module, seed)
-        return Forward(
+        first = begin_model(session, module, seed)
+        made = Forward(
             module,
             forward,
             inputs,
@@ -285,6 +285,8 @@ def compile_forward(
             seed=seed,
             stream=stream,
         )
+        first.write()
+        return made
 
 
 class Program:

@@ -33,8 +33,9 @@ from treadle.pipeline import (
 )
 from treadle.runtime.oracle import OracleProgram
 from treadle.runtime.session import Session
-from treadle.step.batches import Arrays, ByShape, check_flags, in_turn, write_first_values
+from treadle.step.batches import Arrays, ByShape, check_flags, in_turn
 from treadle.step.finite import FiniteValues
+from treadle.step.first_values import FirstValues
 from treadle.step.forward import Forward
 from treadle.step.hyperparameters import Hyperparameters
 from treadle.step.index_guard import Unlooked, run_guarded
@@ -73,7 +74,8 @@ class TrainStep:
         session: Session,
         report: CompileReport,
         seed: int,
-        stream: int = 0,
+        stream: int,
+        first: FirstValues,
         parallel: Parallel | None = None,
     ):
         self.recipe, self.session, self.report = recipe, session, report
@@ -107,9 +109,10 @@ class TrainStep:
         session.declare(types)
         self._own += [n for n in types if n not in self._own]
         self.hyperparameters = Hyperparameters(session, self._plan, recipe.naming)
-        self._start()
         # Compiled now rather than at the first step: errors and seconds belong here.
         self._programs.built(inputs).step(self._mode(), UNWATCHED)
+        first.write()
+        self._start()
         report.state_bytes = session.nbytes
         give_back_memory()
         self._is_ready = True
@@ -391,7 +394,7 @@ class TrainStep:
     def reset(self, seed: int | None = None) -> None:
         """Start again without compiling: first values, fresh optimizer, counters at zero."""
         self._seed = self._seed if seed is None else check_seed("reset", seed)
-        write_first_values(self.session, self.recipe.model.declarations(), self._seed)
+        FirstValues(self.session, self.recipe.model.declarations(), self._seed).write()
         self._finite.forget_loaded()
         self._start()
 

@@ -32,6 +32,7 @@ from treadle.runtime.cuda.device import FLOAT8_CHIP, device, why_not
 from treadle.runtime.cuda.dnn import dnn_version, has_dnn
 from treadle.runtime.cuda.profile import ceilings
 from treadle.runtime.cuda.program import CudaProgram
+from treadle.runtime.cuda.ready import begin_dnn, begin_libraries
 from treadle.runtime.cuda.values import DeviceValues
 from treadle.runtime.cuda.workers import begin_workers
 from treadle.runtime.executable import Ceilings, Executable
@@ -90,7 +91,8 @@ class CudaToolchain:
 
     def schedule(self, graph: Graph, options: CompileOptions) -> Program:
         target = self.target if options.recompute else with_choices(self.target, KEEP_ALL)
-        if self.is_for_loading and target.has_conv:
+        if self.is_for_loading and target.has_conv and _calls_dnn(graph):
+            begin_dnn()
             begin_workers(_workers_for(graph))
         return scheduled(graph, options, target)
 
@@ -147,6 +149,10 @@ class CudaToolchain:
         return ceilings()
 
 
+def _calls_dnn(graph: Graph) -> bool:
+    return any(node.op in CONVOLUTIONS or "attention" in node.op.name for node in graph.nodes)
+
+
 def _workers_for(graph: Graph) -> int:
     """How many processes pay that plan its grouped convolutions."""
     sizes, grouped = targets.GPU.launching, set[object]()
@@ -170,6 +176,7 @@ class CudaBackend:
 
     def require(self) -> None:
         device()
+        begin_libraries()
 
     def toolchain(self, options: CompileOptions) -> CudaToolchain:
         return CudaToolchain(options.deterministic)

@@ -6,7 +6,6 @@ The library is column-major: a matmul of rows is one of the transposes, operands
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +17,7 @@ from treadle.base.errors import DeviceError
 from treadle.kernel.launch import MatmulCall, MatrixFacts
 from treadle.kernel.target import GPU
 from treadle.runtime.cuda.device import INSTALL, Block, Event, device
+from treadle.runtime.cuda.once import once
 
 WORKSPACE, CANDIDATES = GPU.launching.matmul_workspace, GPU.launching.matmul_candidates
 FINALISTS, ROUNDS, REPEATS = 4, 3, 4
@@ -45,7 +45,7 @@ class _Heuristic(ctypes.Structure):
     )
 
 
-@functools.cache
+@once
 def library() -> Any:
     """cuBLASLt; a DeviceError where it is not installed."""
     try:
@@ -57,7 +57,7 @@ def library() -> Any:
     return ctypes.CDLL(path)
 
 
-@functools.cache
+@once
 def blas_version() -> str:
     find = library().cublasLtGetVersion
     find.restype = ctypes.c_size_t
@@ -69,20 +69,21 @@ def _checked(code: int, operation: str) -> None:
         raise DeviceError(operation, f"cuBLASLt says {code}")
 
 
-@functools.cache
-def _handle() -> ctypes.c_void_p:
+@once
+def blas_handle() -> ctypes.c_void_p:
+    """What matmuls are asked for with, one thread at a time."""
     found = ctypes.c_void_p()
     _checked(library().cublasLtCreate(ctypes.byref(found)), "cublasLtCreate")
     return found
 
 
-@functools.cache
+@once
 def workspace() -> Block:
     """Memory that matmuls use while they run, one after the other."""
     return Block(WORKSPACE)
 
 
-@functools.cache
+@once
 def noise() -> Block:
     """Numbers to time matmuls on, as narrow floats see them: zeros would be faster."""
     found = Block(NOISE)
@@ -133,7 +134,7 @@ class Matmul:
     def __init__(self, matmul: MatmulCall):
         self.matmul, self._descriptors = matmul, _Descriptors()
         workspace()  # as the handle: made now, since the first run may be captured
-        _handle()
+        blas_handle()
         m, n, k = matmul.m, matmul.n, matmul.k
         target = _side(matmul.target, m, n)
         left, right = _side(matmul.left, m, k), _side(matmul.right, k, n)
@@ -206,7 +207,7 @@ class Matmul:
         d = ctypes.c_void_p(target + p.target.start * itemsize(p.target.dtype))
         chosen: Any = self.algorithm if algorithm is None else algorithm
         code: int = library().cublasLtMatmul(
-            _handle(), self._handle, ctypes.byref(self._one), a, self._a, b, self._b,
+            blas_handle(), self._handle, ctypes.byref(self._one), a, self._a, b, self._b,
             ctypes.byref(self._kept), d, self._d, d, self._d, ctypes.byref(chosen),
             ctypes.c_void_p(workspace().address), ctypes.c_size_t(WORKSPACE),
             ctypes.c_void_p(int(device().stream if stream is None else stream)),
@@ -234,7 +235,7 @@ class Matmul:
         )
         found, count = (_Heuristic * CANDIDATES)(), ctypes.c_int()
         code = lt.cublasLtMatmulAlgoGetHeuristic(
-            _handle(), self._handle, self._a, self._b, self._d, self._d, preference,
+            blas_handle(), self._handle, self._a, self._b, self._d, self._d, preference,
             CANDIDATES, found, ctypes.byref(count),
         )  # fmt: skip
         lt.cublasLtMatmulPreferenceDestroy(preference)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, overload
@@ -10,6 +9,7 @@ from typing import Any, overload
 from treadle.base.errors import DeviceError
 from treadle.runtime.cpu.processors import default_threads
 from treadle.runtime.cuda.device import INSTALL
+from treadle.runtime.cuda.once import once
 
 CUBIN = b"\x7fELF"
 
@@ -22,7 +22,7 @@ def _nvrtc() -> Any:
     return nvrtc
 
 
-@functools.cache
+@once
 def compiler_version() -> str:
     nvrtc = _nvrtc()
     try:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.errors import DeviceError
+from treadle.runtime.cuda.once import once
 from treadle.runtime.cuda.releases import Releases
 
 INSTALL = 'Install Treadle with its CUDA packages: pip install "treadle[cuda]".'
@@ -54,7 +55,7 @@ def checked(found: tuple[Any, ...], operation: str) -> Any:
     code = int(found[0])
     if code:
         name = said(found[0])
-        if name in _FATAL and device.cache_info().currsize:  # it was there
+        if name in _FATAL and device.is_known:  # it was there
             device().lose(f"{name} ({code})")
             raise device().lost_error(operation)
         raise DeviceError(operation, f"the CUDA driver says {name} ({code})", _remedy(name))
@@ -168,25 +169,16 @@ class Device:
         checked(self.driver.cuStreamSynchronize(self.stream), "cuda")
 
 
-_FIRST = threading.Lock()
-
-
-@functools.cache
+@once
 def device() -> Device:
     """The one of this process: threads that ask at once are given the same, with one stream."""
-    with _FIRST:
-        return _only_device()
-
-
-@functools.cache
-def _only_device() -> Device:
     return Device()
 
 
 def forget_device() -> None:
     """The next that asks finds out anew."""
-    for known in (device, _only_device, why_not):
-        known.cache_clear()
+    device.cache_clear()
+    why_not.cache_clear()
 
 
 @functools.cache

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 from treadle.kernel.launch import LibraryLaunch, Tensor
+from treadle.runtime.cuda.once import once
 
 
-@functools.cache
+@once
 def has_dnn() -> bool:
     """Whether cuDNN and its Python frontend can be used."""
     try:
@@ -21,7 +21,7 @@ def has_dnn() -> bool:
     return True
 
 
-@functools.cache
+@once
 def dnn_version() -> str:
     if not has_dnn():
         return "no cuDNN"
@@ -30,14 +30,14 @@ def dnn_version() -> str:
     return f"cuDNN {cudnn.backend_version()} {cudnn.__version__}"
 
 
-@functools.cache
+@once
 def handle() -> Any:
     import cudnn
 
     return cudnn.create_handle()
 
 
-@functools.cache
+@once
 def data_types() -> dict[str, Any]:
     """cuDNN's names of dtypes."""
     import cudnn

@@ -8,12 +8,13 @@ thread with a handle of its own: no two threads may use one at the same time.
 from __future__ import annotations
 
 import ctypes
-import functools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
+
+from treadle.runtime.cuda.once import once
 
 
 class Kind(IntEnum):
@@ -62,7 +63,7 @@ class BackendError(Exception):
     """cuDNN refuses a descriptor, or a run."""
 
 
-@functools.cache
+@once
 def library() -> Any:
     """cuDNN, which its frontend has found and loaded."""
     import cudnn
@@ -88,7 +89,7 @@ def handle() -> ctypes.c_void_p:
     return shared_handle() if own is None else own
 
 
-@functools.cache
+@once
 def shared_handle() -> ctypes.c_void_p:
     return _created()
 

@@ -1,0 +1,55 @@
+"""What CUDA's libraries do once in a process, done while a program is traced and scheduled.
+
+Loading them, their handles, the compiler's first run: a second and more in all, and Python's lock
+is free meanwhile. An error is not told here: whoever needs the library then asks for it again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from treadle.runtime.cuda import dnn_backend
+from treadle.runtime.cuda.blas import blas_handle, noise, workspace
+from treadle.runtime.cuda.compiler import compile_source
+from treadle.runtime.cuda.device import device
+from treadle.runtime.cuda.dnn import has_dnn
+from treadle.runtime.cuda.once import once
+
+EMPTY = 'extern "C" __global__ void empty() {}'
+
+
+@once
+def begin_libraries() -> None:
+    """The compiler, matmuls, and what knows whether cuDNN is there."""
+    _begin(_compiler)
+    _begin(_matmuls)
+    _begin(has_dnn)
+
+
+@once
+def begin_dnn() -> None:
+    """cuDNN itself, for programs that call it."""
+    _begin(dnn_backend.shared_handle)
+
+
+def _begin(work: Callable[[], object]) -> None:
+    """In a thread that the process waits for when it ends: a library is not left half loaded."""
+
+    def run() -> None:
+        with suppress(Exception):
+            device().enter()  # the context is a thread's
+            work()
+
+    threading.Thread(target=run, name=f"treadle {work}").start()
+
+
+def _compiler() -> None:
+    compile_source(EMPTY, device().architecture)
+
+
+def _matmuls() -> None:
+    blas_handle()
+    workspace()
+    noise()
