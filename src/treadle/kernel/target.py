@@ -114,6 +114,10 @@ class Materialization:
     most_recomputed: int = 64
     recomputed_reads: int = 2
     least_recomputed: int = 1 << 18
+    # Bytes of a matmul's or convolution's operand that is kept however it could be made: computed
+    # anew it is written once more, which costs little where it is read from a cache. An H200 has 60
+    # MiB of that.
+    kept_operand: int = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from treadle.base import dtypes
 from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import elementwise as e
+from treadle.ir.ops import linear
 from treadle.ir.ops.leaves import Constant, Leaf
 from treadle.kernel.target import Target
 from treadle.schedule.inline import ELEMENTWISE
@@ -31,6 +32,7 @@ from treadle.schedule.keep import (
     materialized_values,
 )
 from treadle.schedule.patterns import matmul_epilogues
+from treadle.schedule.templates import CONVOLUTIONS
 
 Values = set[TensorValue]
 
@@ -76,7 +78,7 @@ class _Peak:
             found.sum for found in epilogues.values()
         }  # by a library, from what is not in memory
         self.made |= {o.value for o in graph.outputs}
-        readers = homes_of(graph, self.stored)
+        self.readers = readers = homes_of(graph, self.stored)
         last = {v: max(readers.get(v, {v.node})) for v in self.stored if v not in epilogues}
         change = np.zeros(len(graph.nodes) + 1, np.int64)
         for v, position in last.items():
@@ -96,7 +98,7 @@ class _Peak:
         """Drop what need not wait, the first ones first: later ones may be made of them."""
         for value in sorted(self.waiting):
             is_small = self.graph.type_of(value).nbytes < self.sizes.least_recomputed
-            if self._is_made(value) or is_small:
+            if self._is_made(value) or is_small or self._is_written_again(value):
                 continue
             found = self._sources(value)
             if found is not None and self._pays(value, found[0]):
@@ -109,6 +111,12 @@ class _Peak:
                 self.dropped.add(value)
                 self.told[value.node] = told
                 self.made.add(told.by)  # it stays
+
+    def _is_written_again(self, value: TensorValue) -> bool:
+        """Whether the backward pass would write a large value to memory for a library to read."""
+        late = (self.graph.nodes[n] for n in self.readers.get(value, ()) if n > self.position)
+        is_large = self.graph.type_of(value).nbytes > self.sizes.kept_operand
+        return is_large and any(n.op is linear.CONTRACT or n.op in CONVOLUTIONS for n in late)
 
     def _pays(self, value: TensorValue, sources: Values) -> bool:
         """Whether a value is better made of some others than that it waits.
