@@ -157,7 +157,8 @@ class Lacking(CpuToolchain):
 
     def load(self, graph: Any, built: Any) -> Any:
         if self.lacks:
-            raise RescheduleError(dataclasses.replace(self, lacks=False))
+            lacking = dataclasses.replace(self, lacks=False)
+            raise RescheduleError(lacking, "conv: no plan runs, of float32[1, 2]")
         return CpuToolchain.load(self, graph, built)
 
 
@@ -179,6 +180,7 @@ def test_a_program_is_scheduled_once_more_if_a_library_lacks_a_call(
     program = compiled.load(toolchain, graph, report, CompileOptions(), "forward")
     assert scheduled == [True, False]
     assert len(report.programs) == 1
+    assert "not by a library: conv: no plan runs, of float32[1, 2]" in str(report)
     (found,) = program.run({name: np.array([1.0, 2.0]) for name in graph.leaves})
     assert found.tolist() == [2.0, 3.0]
 

@@ -232,6 +232,7 @@ class CompileReport:
     claims: list[Claim] = field(default_factory=list)  # with verify="full"
     evidence: Evidence = field(default_factory=Evidence, repr=False)  # what a certificate is of
     exchange: dict[str, float] = field(default_factory=dict)  # seconds of data-parallel steps
+    refused: list[str] = field(default_factory=list)  # library calls that own kernels stand in for
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -302,6 +303,7 @@ class CompileReport:
                 f"{self.state_bytes / 1e6:,.1f}, programs "
                 f"{(self.peak_bytes - self.state_bytes) / 1e6:,.1f}"
             )
+        lines += [f"not by a library: {r}" for r in self.refused]
         lines += [f"recognised: {r}" for r in dict.fromkeys(self.recognised)]
         if self.unreached:
             lines.append(f"the loss does not reach: {', '.join(self.unreached)}")

@@ -109,6 +109,7 @@ def _built(
                 return built, toolchain.load(graph, built)
         except RescheduleError as missing:
             toolchain = missing.toolchain
+            report.refused.append(missing.cause)
 
 
 def facts(name: str, built: Built[Any], program: InPlaceProgram, from_cache: bool) -> ProgramFacts:

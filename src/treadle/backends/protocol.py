@@ -35,12 +35,12 @@ class Built(Generic[Code]):
 class RescheduleError(Exception):
     """A target turned out to lack something that a program was scheduled for.
 
-    `toolchain` knows that it is missing.
+    `toolchain` knows that it is missing; `cause` is the call and what its library said.
     """
 
-    def __init__(self, toolchain: Toolchain[Any, Any]):
-        super().__init__("the program must be scheduled without a library call")
-        self.toolchain = toolchain
+    def __init__(self, toolchain: Toolchain[Any, Any], cause: str = ""):
+        super().__init__(f"the program must be scheduled without a library call: {cause}")
+        self.toolchain, self.cause = toolchain, cause
 
 
 class Toolchain(Protocol[Source, Code]):

@@ -124,7 +124,10 @@ class CudaToolchain:
         called = (call.name, operands, call.numbers)
         if called in self.without:
             return missing  # it was scheduled all the same: once more would not end
-        return RescheduleError(replace(self, without=self.without | {called}))
+        shapes = ", ".join(f"{t.dtype}{list(t.shape)}" for t in call.operands)
+        said = str(missing).partition("\n")[0]
+        without = replace(self, without=self.without | {called})
+        return RescheduleError(without, f"{said}, of {shapes}")
 
     def pack(self, code: CudaCode, program: CudaProgram) -> dict[str, bytes]:
         """With the algorithms that loading chose."""
