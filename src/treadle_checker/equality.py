@@ -161,7 +161,7 @@ class Equality:
                     return True
                 odd = [c for c in leaves[0] | leaves[1] if self.made[c][0].op not in LEAVES]
                 if not odd or tries > MOST_TRIES or agree is None:
-                    if agree is False:
+                    if agree is False and not odd:  # values that were cut off may be of each other
                         self.refuted[a] = self.made[b][0].line or self.made[b][0].op
                     return False
             # Those of the graph after alone, then the one that was made last.
