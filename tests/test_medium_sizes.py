@@ -23,7 +23,8 @@ CHANNELS = [1, 2, 3, 7, 8, 16, 17, 24, 32, 33, 48, 64, 100]
 LENGTHS = [2, 3, 7, 13, 16, 33, 50, 64, 77, 128, 197, 256, 300]
 AXES = [1, 2, 3, 4, 5, 7, 8, 16, 17, 30, 33, 50, 64, 65, 100, 128, 129, 197, 300]
 MOST_FLOPS, MOST_ELEMENTS = 2e8, 1e6
-WITHIN = 2e-4  # of the largest element: float32 sums of thousands of terms
+# Of the largest element: float32 sums of thousands of terms; bfloat16 rounded between ops.
+WITHIN = {"float32": 2e-4, "bfloat16": 4e-2}
 
 
 @dataclass(frozen=True)
@@ -177,14 +178,18 @@ def drawn(family: str, seed: int) -> Case:
     return next(case for case in iter(lambda: FAMILIES[family](r), 0) if isinstance(case, Case))
 
 
-def check(case: Case, seed: int) -> None:
+def check(case: Case, seed: int, device: str = "cpu", dtype: td.DType = td.float32) -> None:
     """The result, and gradients along a random direction of it."""
     rng = np.random.default_rng(seed)
-    arrays = [rng.normal(size=s).astype(np.float32) for s in case.shapes]
-    leaves = [torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in arrays]
+
+    def numbers(shape: tuple[int, ...]) -> np.ndarray:
+        return rng.normal(size=shape).astype(np.float32).astype(dtype.numpy)
+
+    arrays = [numbers(s) for s in case.shapes]
+    leaves = [torch.tensor(a.astype(float), requires_grad=True) for a in arrays]
     result = case.theirs(*leaves)
-    weights = rng.normal(size=tuple(result.shape)).astype(np.float32)
-    (result * torch.tensor(weights)).sum().backward()
+    weights = numbers(tuple(result.shape))
+    (result * torch.tensor(weights.astype(float))).sum().backward()
 
     def both(*given):
         def loss(*xs):
@@ -193,14 +198,15 @@ def check(case: Case, seed: int) -> None:
         gradients = td.grad(loss, argnums=tuple(range(len(arrays))))(*given[:-1])
         return case.ours(*given[:-1]), *gradients
 
-    specs = [td.Spec(a.shape) for a in (*arrays, weights)]
-    found = td.compile(both, *specs, device="cpu")(*arrays, weights)
+    specs = [td.Spec(a.shape, dtype) for a in (*arrays, weights)]
+    found = td.compile(both, *specs, device=device)(*arrays, weights)
     wanted = [result.detach(), *(x.grad for x in leaves)]
     terms = max(float(abs(w).max()) for w in wanted[1:])  # gradients that cancel are near nothing
     for ours, theirs in zip(found, wanted, strict=True):
         assert theirs is not None
         most = max(float(abs(theirs).max()), 1e-3 * terms, 1e-3)
-        assert float(abs(np.asarray(ours) - theirs.numpy()).max()) <= WITHIN * most, case.told
+        error = float(abs(np.asarray(ours).astype(float) - theirs.numpy()).max()) / most
+        assert error <= WITHIN[dtype.name], f"{case.told}: {error:.2g}"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
