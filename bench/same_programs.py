@@ -1,0 +1,81 @@
+"""Whether two steps run the same program, kernel for kernel; and programs that load in turn."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import treadle as td
+from treadle.backends.registry import backend
+from treadle.backends.scheduling import scheduled
+from treadle.kernel.program import Phase, Program, Step
+from treadle.kernel.target import GPU, Target
+from treadle.kernel.text import to_text
+
+
+def digest(program: Program) -> str:
+    """A hash of the calls and the texts of their kernels: neither names nor lines are part of it.
+
+    Buffers are numbers in the order in which they are first touched.
+    """
+    numbers: dict[str, int] = {}
+    texts: dict[int, str] = {}
+    lines: list[str] = []
+
+    def walk(steps: Sequence[Step]) -> None:
+        for step in steps:
+            if not isinstance(step, Phase):
+                lines.append(f"repeat {step.length} {step.reverse}")
+                walk(step.steps)
+                lines.append("end")
+                continue
+            lines.append("phase")
+            for call in step.calls:
+                key = id(call.kernel)
+                if key not in texts:
+                    texts[key] = to_text(replace(call.kernel, name="kernel"))
+                given = [
+                    (numbers.setdefault(a.buffer, len(numbers)), a.row) for a in call.arguments
+                ]
+                lines.append(f"{texts[key]} {given}")
+
+    walk(program.steps)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def step_digest(step: td.TrainStep) -> str:
+    """That of a step which was compiled here, for the target that it was compiled for."""
+    toolchain = backend(step.report.device).toolchain(td.CompileOptions())
+    assert toolchain is not None
+    return digest(scheduled(step.graph, td.CompileOptions(), toolchain.target))
+
+
+def target_without_device(device: str) -> Target:
+    """A GPU with cuBLASLt and cuDNN, whether there is one or not; or this processor."""
+    full = replace(GPU, has_attention=True, has_conv=True)
+    return full if device == "cuda" else backend(device).target
+
+
+@functools.cache
+def load_in_turn() -> None:
+    """From now on one process of this machine loads at a time onto its GPU.
+
+    Loading times algorithms of libraries against each other: what others run there meanwhile
+    would choose for it.
+    """
+    from treadle.backends.cuda.backend import CudaToolchain
+
+    load = CudaToolchain.load
+
+    def in_turn(self: CudaToolchain, *given: Any) -> Any:
+        with (Path(tempfile.gettempdir()) / "treadle-bench-gpu.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return load(self, *given)
+
+    CudaToolchain.load = in_turn  # type: ignore[method-assign]
