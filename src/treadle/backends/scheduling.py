@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from treadle.base.errors import OutOfMemoryError
 from treadle.base.memory import shown
 from treadle.compile_report import CompileOptions
 from treadle.ir.graph import Graph
+from treadle.kernel import cost
 from treadle.kernel.program import Program
 from treadle.kernel.target import CPU, Target
 from treadle.memory.budget import reduced
@@ -17,12 +19,19 @@ from treadle.schedule.schedule import mapped, schedule
 
 
 def scheduled(
-    graph: Graph, options: CompileOptions, target: Target, panel: int = CPU.panel
+    graph: Graph,
+    options: CompileOptions,
+    target: Target,
+    panel: int = CPU.panel,
+    held: int = 0,
+    threads: int = 0,
 ) -> Program:
     """The program of a graph as the options ask for it.
 
-    A budget is one of the arena. What runs again comes from a forecast of what lives at one time;
-    an arena with gaps is a little larger, so that less is asked for until it fits.
+    A budget is one of all that a step takes: the arena, constants and results, scratch of so many
+    threads, and what is held beside the program. What runs again comes from a forecast of what
+    lives at one time; an arena with gaps is a little larger, so that less is asked for until it
+    fits.
     """
     in_place, budget = not options.debug, options.memory_budget
     if budget is None:
@@ -32,23 +41,33 @@ def scheduled(
     lowered = lower(graph, options.optimize, panel, in_place, target, with_parts)
     whole = mapped(lowered, options.optimize, target)
     arena = plan_buffers(whole, target).size
-    most = budget if isinstance(budget, int) else int(budget * arena)
-    if arena <= most:
-        return whole
-    margin, sizes = most // target.recomputation.part, [arena]
-    wanted = most - margin
+    all_bytes = arena + _outside(whole, threads) + held
+    most = budget if isinstance(budget, int) else int(budget * all_bytes)
+    if all_bytes <= most:
+        return replace(whole, most=most, held=held)
+    sizes, room = [all_bytes], most - (all_bytes - arena)
+    margin = most // target.recomputation.part
+    wanted = max(1, room - margin)
     for left in reversed(range(target.recomputation.attempts)):
         found = mapped(reduced(lowered, wanted, target), options.optimize, target, wanted)
-        sizes.append(plan_buffers(found, target).size)
+        sizes.append(plan_buffers(found, target).size + _outside(found, threads) + held)
         if sizes[-1] <= most:
-            return replace(found, uncut=arena)
+            return replace(found, uncut=arena, most=most, held=held)
         # The last attempt is all that can be had: choices for less may be better or worse.
         wanted = max(1, wanted - max(sizes[-1] - most, margin)) if left > 1 else 1
     least = min(sizes)
     raise OutOfMemoryError(
         "compile",
-        f"memory_budget = {budget!r} is {shown(most)} of {shown(arena)} that the program's "
-        f"temporary values take; with all recomputation that helps they take {shown(least)}",
-        f"Give it at least {least:,} bytes or {least / arena:.3f}, a smaller batch, or "
-        "accumulate micro-batches.",
+        f"memory_budget = {budget!r} is {shown(most)} of {shown(all_bytes)} that the step takes; "
+        f"with all recomputation that helps it takes {shown(least)}, of which {shown(held)} are "
+        "parameters and other values that stay",
+        f"Give it at least {least:,} bytes or {math.ceil(1000 * least / all_bytes) / 1000:.3f}, a "
+        "smaller batch, or accumulate micro-batches.",
     )
+
+
+def _outside(program: Program, threads: int) -> int:
+    """Bytes of a program beside its arena: constants, results, scratch of threads."""
+    scratch = max((cost.scratch_bytes(k) for k in program.distinct()), default=0)
+    results = sum(t.nbytes for o, _, t in program.outputs if o.name not in program.updated)
+    return sum(a.nbytes for _, a in program.constants) + results + threads * scratch
