@@ -103,7 +103,7 @@ def start(rewrite: bool, entry: Entry, device: str, values: Any) -> Running:
         lambda: last[0].loss,
         lambda: float(last[0].loss),
         forecast,
-        functools.partial(step_digest, step),
+        lambda: {"digest": step_digest(step)},
     )
 
 

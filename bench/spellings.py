@@ -80,7 +80,7 @@ def start(name: str, device: str) -> Running:
         lambda: last[0].loss,
         lambda: float(last[0].loss),
         lambda: step.report.peak_bytes / 2**20,
-        functools.partial(step_digest, step),
+        lambda: {"digest": step_digest(step)},
     )
 
 

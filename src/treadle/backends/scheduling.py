@@ -46,7 +46,7 @@ def scheduled(
     if all_bytes <= most:
         return replace(whole, most=most, held=held)
     sizes, room = [all_bytes], most - (all_bytes - arena)
-    margin = most // target.recomputation.part
+    margin = max(0, room) // target.recomputation.part
     wanted = max(1, room - margin)
     for left in reversed(range(target.recomputation.attempts)):
         found = mapped(reduced(lowered, wanted, target), options.optimize, target, wanted)
