@@ -40,7 +40,7 @@ from families import ZOO
 from families.entry import Entry
 from measurement import CLOSE, CLOSE_NARROW, Measurement, started
 from peers import BETAS, DECAY, EPSILON, RATE
-from same_programs import load_in_turn, step_digest
+from same_programs import likeness, load_in_turn, step_digests
 from turns import CLOCKS, Contender, Ratio, Running, machine, use_threads
 from zoo_peers import first_values, on_device, prepare, specs
 
@@ -103,7 +103,7 @@ def start(rewrite: bool, entry: Entry, device: str, values: Any) -> Running:
         lambda: last[0].loss,
         lambda: float(last[0].loss),
         forecast,
-        lambda: {"digest": step_digest(step)},
+        lambda: {"digests": step_digests(step)},
     )
 
 
@@ -160,7 +160,7 @@ def timed(every: dict[str, Found], given: argparse.Namespace) -> Iterator[str]:
         found.failed = "; ".join(errors)
         if not errors:
             found.memory = sides[0]["steps_mib"] / sides[1]["steps_mib"]
-            found.is_same = sides[0]["digest"] == sides[1]["digest"]
+            found.is_same = likeness(*(s["digests"] for s in sides)) == "same program"
         if not errors and not found.is_same:
             each.finish()
             found.failed = "" if each.agree else "the losses differ"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import functools
 import hashlib
+import re
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,11 +51,36 @@ def digest(program: Program) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def step_digest(step: td.TrainStep) -> str:
-    """That of a step which was compiled here, for the target that it was compiled for."""
+def kernel_digest(program: Program) -> str:
+    """A hash of the kernels and how often each is called, in any order, whatever the numbers in
+    them: 1/√n and n^−½ may be two neighbours.
+    """
+    counts = Counter[str]()
+    texts = {id(k): to_text(replace(k, name="kernel")) for k in program.distinct()}
+    for call, times in program.counted_calls():
+        counts[FLOAT.sub("#", texts[id(call.kernel)])] += times
+    return hashlib.sha256(repr(sorted(counts.items())).encode()).hexdigest()
+
+
+FLOAT = re.compile(r"-?\d+\.\d+(e[-+]?\d+)?|-?\d+e[-+]?\d+")
+
+
+def likeness(one: dict[str, str], other: dict[str, str]) -> str:
+    """How much alike two steps are, by their digests."""
+    if one["program"] == other["program"]:
+        return "same program"
+    return "same kernels" if one["kernels"] == other["kernels"] else "others"
+
+
+def digests(program: Program) -> dict[str, str]:
+    return {"program": digest(program), "kernels": kernel_digest(program)}
+
+
+def step_digests(step: td.TrainStep) -> dict[str, str]:
+    """Those of a step which was compiled here, for the target that it was compiled for."""
     toolchain = backend(step.report.device).toolchain(td.CompileOptions())
     assert toolchain is not None
-    return digest(scheduled(step.graph, td.CompileOptions(), toolchain.target))
+    return digests(scheduled(step.graph, td.CompileOptions(), toolchain.target))
 
 
 def target_without_device(device: str) -> Target:

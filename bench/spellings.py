@@ -4,7 +4,8 @@
                               [--json FILE] [--plans]
 
 A ratio above 1 is a step that is faster by hand. Losses after a few steps are printed beside it,
-and whether both run the same program, kernel for kernel: then what the ratio says is noise. All
+and whether both run the same program, kernel for kernel, or the same kernels in another order or
+with neighbouring numbers in them: then what the ratio says is noise. All
 spellings of one composite start at once in processes of their own and take turns, by processor
 time on the CPU and by the clock on a GPU, where programs are loaded one at a time. --plans needs no
 device: it compares programs, as for a GPU with cuBLASLt and cuDNN.
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from measurement import CLOSE, CLOSE_NARROW, Measurement, started
-from same_programs import digest, load_in_turn, step_digest, target_without_device
+from same_programs import digests, likeness, load_in_turn, step_digests, target_without_device
 from spelled import Case, Step, cases
 from turns import Contender, Ratio, Running, machine, use_threads
 from zoo_peers import begin, moved, specs
@@ -80,7 +81,7 @@ def start(name: str, device: str) -> Running:
         lambda: last[0].loss,
         lambda: float(last[0].loss),
         lambda: step.report.peak_bytes / 2**20,
-        lambda: {"digest": step_digest(step)},
+        lambda: {"digests": step_digests(step)},
     )
 
 
@@ -129,23 +130,22 @@ def rows_of(each: Measurement, some: list[Case]) -> Iterator[dict[str, Any]]:
         if errors:
             yield row | {"error": errors[0]}
             continue
-        row["same program"] = composite["digest"] == by_hand["digest"]
+        row["likeness"] = likeness(composite["digests"], by_hand["digests"])
         row["losses"] = composite["values"][-1], by_hand["values"][-1]
         row["memory"] = by_hand["steps_mib"] / composite["steps_mib"]
         ratio = Ratio.of(composite["round_ms"], by_hand["round_ms"])
         row |= {"ms": (composite["ms"], by_hand["ms"]), "ratio": asdict(ratio)}
-        row["fine"] = row["same program"] or ratio.median >= case.least
+        row["fine"] = row["likeness"] != "others" or ratio.median >= case.least
         yield row
 
 
 def told(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"{row['case']:32}FAILED: {row['error'][:300]}"
-    kind = "same program" if row["same program"] else "others"
     (composite, by_hand), losses = row["ms"], row["losses"]
     return (
         f"{row['case']:32}{composite:9.3f}{by_hand:9.3f}  {Ratio(**row['ratio'])!s:18}"
-        f"{'ok ' if row['fine'] else 'LOW'} {kind:13}"
+        f"{'ok ' if row['fine'] else 'LOW'} {row['likeness']:13}"
         f"memory {row['memory']:.3f}  losses {losses[0]:.4f} {losses[1]:.4f}"
     )
 
@@ -162,7 +162,7 @@ def show_plans(given: argparse.Namespace) -> None:
             composites[case.base] = scheduled(graph, options, target)
         graph, report = graph_of(case.by_hand(), case, given.device)
         both = composites[case.base], scheduled(graph, options, target)
-        kind = "same program" if digest(both[0]) == digest(both[1]) else "others"
+        kind = likeness(digests(both[0]), digests(both[1]))
         figures = "; ".join(
             f"{title} {figure(both[0]):,.0f} {figure(both[1]):,.0f}" for title, figure in FIGURES
         )
