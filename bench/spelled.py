@@ -8,6 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from spelled_pools import (
+    MAXIMA,
+    MEANS,
+    OF_HALVES,
+    OF_NEIGHBOURS,
+    Pool,
+    Pooled,
+    halves,
+    max_by_function,
+    mean_by_function,
+    neighbours,
+    rotating,
+)
 
 import treadle as td
 from treadle import losses, nn
@@ -301,16 +314,43 @@ def cases(device: str) -> list[Case]:
     add("SwiGLU", Parts(norm=of_rms.norm, feed=GatedByHand), of_rms)
     add("gelu", Parts(gelu=gelu_by_hand))
     add("all together", Parts(by_number, NormByHand, None, gelu_by_hand, by_log_of_softmax))
-    return [*found, *_longer(device)]
+    return [*found, *_longer(device), *_rotated(sizes, batch), *_pooled(device)]
 
 
-def _longer(device: str) -> list[Case]:
+def _rotated(sizes: tuple[int, ...], batch: dict[str, np.ndarray]) -> list[Case]:
+    def of(rotate: Callable[..., Any]) -> Callable[[], Step]:
+        return lambda: transformer(sizes, Parts(rotating(rotate)))
+
+    families = ((halves, OF_HALVES), (neighbours, OF_NEIGHBOURS))
+    return [
+        Case(f"rotation {r.__name__}", base.__name__, of(base), of(r), batch)
+        for base, others in families
+        for r in others
+    ]
+
+
+def _pooled(device: str) -> list[Case]:
+    def of(pool: Pool) -> Callable[[], Step]:
+        return lambda: classified(lambda: Pooled(pool))
+
+    families = ((max_by_function, MAXIMA), (mean_by_function, MEANS))
+    return [
+        Case(f"pool {pool.__name__}", base.__name__, of(base), of(pool), digits(device))
+        for base, others in families
+        for pool in others
+    ]
+
+
+def digits(device: str) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     n = 256 if device == "cuda" else 64
-    digits = {
+    return {
         "x": rng.normal(size=(n, 1, 28, 28)).astype(np.float32),
         "y": rng.integers(0, 10, (n,)).astype(np.int32),
     }
+
+
+def _longer(device: str) -> list[Case]:
     length, width = (64, 512) if device == "cuda" else (32, 256)
     text = tokens((length, 32), 65)
     long = (65, 1024, 192, 6, 1)
@@ -322,8 +362,8 @@ def _longer(device: str) -> list[Case]:
         return lambda: classified(lambda: Recurrent(65, width, is_unrolled))
 
     found = [
-        Case("conv by unfold", "conv", of(ConvByHand), of(ConvByUnfold), digits),
-        Case("conv by shifts", "conv", of(ConvByHand), of(ConvByShifts), digits, 0.95),
+        Case("conv by unfold", "conv", of(ConvByHand), of(ConvByUnfold), digits(device)),
+        Case("conv by shifts", "conv", of(ConvByHand), of(ConvByShifts), digits(device), 0.95),
         Case("LSTM unrolled", "scan", lstm(False), lstm(True), text, 0.95),
     ]
     if device == "cpu":

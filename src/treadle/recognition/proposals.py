@@ -93,11 +93,11 @@ Propose = Callable[[Region], Iterator[Graph]]
 def _applied(region: Region, op: Op, attributes: Attributes = NONE) -> Graph:
     """A composite of the region's input, in the dtype that the precision pass would choose."""
     sketch = Sketch(region.inputs)
-    value = sketch.add(op, attributes, _operand(sketch, region, op))
+    value = sketch.add(op, attributes, operand_of(sketch, region, op))
     return sketch.result(sketch.reshaped(value, region.type.shape), region.type)
 
 
-def _operand(sketch: Sketch, region: Region, op: Op) -> Value:
+def operand_of(sketch: Sketch, region: Region, op: Op) -> Value:
     x = sketch.inputs[0]
     if op.precision is Precision.FIRST:
         return x if region.wide is accumulator(region.x.dtype) else sketch.cast(x, region.wide)
@@ -182,7 +182,7 @@ def _batch_norm(region: Region, channels: int, eps: float) -> Graph:
     others = [i for i in range(rank) if i != channels]
     order = (others[0], channels, *others[1:])
     sketch = Sketch(region.inputs)
-    x = _operand(sketch, region, c.BATCH_NORM)
+    x = operand_of(sketch, region, c.BATCH_NORM)
     normed = sketch.add(c.BATCH_NORM, c.BatchNorm(eps), sketch.permuted(x, order))
     back = tuple(order.index(i) for i in range(rank))
     return sketch.result(sketch.permuted(normed, back), region.type)
