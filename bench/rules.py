@@ -4,8 +4,8 @@ usage: python bench/rules.py [entry or workload ...] [--device cpu] [--rounds 7]
                              [--clock process_time] [--together 1] [--seconds 240] [--json FILE]
 
 Both graphs of each entry are built. Where the rules change nothing the programs are the same, and
-the ratio is 1 without a measurement; so it is where both graphs come to the same kernels. The
-others are timed, each side in a process of its own. Of workloads of models.py only the search is.
+the ratio is 1 without a measurement; so it is where the changed graph's program is not leaner and is
+not taken, and where both graphs come to the same kernels. The others are timed, each side in a process of its own. Of workloads of models.py only the search is.
 On a GPU: in bfloat16 where the zoo is, by the clock, several entries prepared at once (--together);
 programs are loaded one at a time, as loading times the algorithms of libraries. After --seconds no
 further entries are begun. Results are added to those that the file has: the last lines are of all.
@@ -40,7 +40,7 @@ from families import ZOO
 from families.entry import Entry
 from measurement import CLOSE, CLOSE_NARROW, Measurement, started
 from peers import BETAS, DECAY, EPSILON, RATE
-from same_programs import likeness, load_in_turn, step_digests
+from same_programs import likeness, load_in_turn, step_digests, target_without_device
 from turns import CLOCKS, Contender, Ratio, Running, machine, use_threads
 from zoo_peers import first_values, on_device, prepare, specs
 
@@ -48,6 +48,7 @@ import treadle as td
 from models import FOR_GPUS, WORKLOADS
 from models import loss as workload_loss
 from treadle import optim
+from treadle.backends.scheduling import is_leaner
 from treadle.egraph.language import own_rules
 from treadle.egraph.optimize import optimise
 from treadle.nn.tracing import Inputs
@@ -66,6 +67,7 @@ class Found:
     fired: dict[str, int]
     cost: float  # modelled, after over before
     rules: dict[str, int]
+    refused: dict[str, int]  # what would have been applied, had its program been leaner
     ratio: Ratio = field(default_factory=lambda: Ratio(1.0, 1.0, 1.0))
     memory: float = 1.0
     is_same: bool = False  # the same kernels, or the same graph
@@ -142,9 +144,11 @@ def searched(name: str, device: str) -> Found:
     seconds = time.process_time() - begin
     gc.enable()
     cost = result.after / result.before if result.before else 1.0
-    rules, part = report.rules + result.fired, seconds / (seconds + built)
-    fired = dict(result.fired)
-    return Found(seconds, part, fired, cost, dict(rules), is_same=not fired)
+    part, fired, refused = seconds / (seconds + built), result.fired, dict[str, int]()
+    if fired and not is_leaner(result.graph, graph, recipe.options, target_without_device(device)):
+        fired, refused, cost = Counter(), dict(fired), 1.0
+    rules = dict(report.rules + fired)
+    return Found(seconds, part, dict(fired), cost, rules, refused, is_same=not fired)
 
 
 def timed(every: dict[str, Found], given: argparse.Namespace) -> Iterator[str]:
@@ -179,7 +183,8 @@ def told(name: str, found: Found) -> str:
     time_ = f"{r.median:.3f} ({r.low:.3f}–{r.high:.3f})"
     if found.is_same:
         time_ = "same kernels" if found.fired else "same program"
-    rules = ", ".join(f"{rule} {n}" for rule, n in found.fired.items())
+    rules = ", ".join(f"{rule} {n}" for rule, n in (found.fired or found.refused).items())
+    rules = f"not leaner: {rules}" if found.refused else rules
     search = f"search {found.seconds:.3f} s, {found.part:.0%}"
     costs = f"memory {found.memory:.3f}  cost {found.cost:.3f}"
     failed = f"  FAILED: {found.failed[:300]}" if found.failed else ""

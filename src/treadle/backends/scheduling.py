@@ -10,6 +10,7 @@ from treadle.base.memory import shown
 from treadle.compile_report import CompileOptions
 from treadle.ir.graph import Graph
 from treadle.kernel import cost
+from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Program
 from treadle.kernel.target import CPU, Target
 from treadle.memory.budget import reduced
@@ -64,6 +65,31 @@ def scheduled(
         f"Give it at least {least:,} bytes or {math.ceil(1000 * least / all_bytes) / 1000:.3f}, a "
         "smaller batch, or accumulate micro-batches.",
     )
+
+
+def is_leaner(graph: Graph, other: Graph, options: CompileOptions, target: Target) -> bool:
+    """Whether a graph's program makes no more calls and moves no more bytes than another one's, or
+    takes clearly less by the target's costs.
+
+    What fuses with what is known of programs alone: graphs whose nodes cost less may have kernels
+    that move more.
+    """
+    plain = replace(options, memory_budget=None)
+    programs = [scheduled(g, plain, target) for g in (graph, other)]
+    ours, theirs = ([(c.kernel, n) for c, n in p.counted_calls()] for p in programs)
+    seconds, before = (sum(n * _cost(k, target) for k, n in calls) for calls in (ours, theirs))
+    if seconds < (1 - target.costs.clear_gain) * before:
+        return True
+    moved, moved_before = (sum(n * cost.traffic(k) for k, n in calls) for calls in (ours, theirs))
+    return sum(n for _, n in ours) <= sum(n for _, n in theirs) and moved <= moved_before
+
+
+def _cost(kernel: Kernel, target: Target) -> float:
+    """Picoseconds of a call: what it computes or moves, whichever takes longer."""
+    costs = target.costs
+    is_narrow = any(b.dtype.is_float and b.dtype.itemsize < 4 for b in kernel.inputs)
+    flops = cost.flops(kernel) * (costs.narrow_flop if is_narrow else costs.flop)
+    return costs.launch + max(flops, cost.traffic(kernel) * costs.byte)
 
 
 def _outside(program: Program, threads: int) -> int:
