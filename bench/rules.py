@@ -4,8 +4,9 @@ usage: python bench/rules.py [entry or workload ...] [--device cpu] [--rounds 7]
                              [--clock process_time] [--together 1] [--seconds 240] [--json FILE]
 
 Both graphs of each entry are built. Where the rules change nothing the programs are the same, and
-the ratio is 1 without a measurement; so it is where the changed graph's program is not leaner and is
-not taken, and where both graphs come to the same kernels. The others are timed, each side in a process of its own. Of workloads of models.py only the search is.
+the ratio is 1 without a measurement; so it is where the program of the changed graph is not leaner,
+so that it is not taken, and where both graphs come to the same kernels. The others are timed, each
+side in a process of its own. Of workloads of models.py only the search is.
 On a GPU: in bfloat16 where the zoo is, by the clock, several entries prepared at once (--together);
 programs are loaded one at a time, as loading times the algorithms of libraries. After --seconds no
 further entries are begun. Results are added to those that the file has: the last lines are of all.
