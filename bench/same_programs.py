@@ -16,7 +16,7 @@ from typing import Any
 import treadle as td
 from treadle.backends.registry import backend
 from treadle.backends.scheduling import scheduled
-from treadle.kernel.program import Phase, Program, Step
+from treadle.kernel.program import Call, Phase, Program, Step
 from treadle.kernel.target import GPU, Target
 from treadle.kernel.text import to_text
 
@@ -24,11 +24,15 @@ from treadle.kernel.text import to_text
 def digest(program: Program) -> str:
     """A hash of the calls and the texts of their kernels: neither names nor lines are part of it.
 
-    Buffers are numbers in the order in which they are first touched.
+    Buffers are numbers in the order in which they are first touched; calls of a phase have none.
     """
     numbers: dict[str, int] = {}
-    texts: dict[int, str] = {}
+    texts = {id(k): to_text(replace(k, name="kernel")) for k in program.distinct()}
     lines: list[str] = []
+
+    def known(call: Call) -> tuple[str, list[int]]:
+        """What tells a call of a phase from others before its own results have numbers."""
+        return texts[id(call.kernel)], [numbers.get(a.buffer, -1) for a in call.arguments]
 
     def walk(steps: Sequence[Step]) -> None:
         for step in steps:
@@ -38,14 +42,11 @@ def digest(program: Program) -> str:
                 lines.append("end")
                 continue
             lines.append("phase")
-            for call in step.calls:
-                key = id(call.kernel)
-                if key not in texts:
-                    texts[key] = to_text(replace(call.kernel, name="kernel"))
+            for call in sorted(step.calls, key=known):
                 given = [
                     (numbers.setdefault(a.buffer, len(numbers)), a.row) for a in call.arguments
                 ]
-                lines.append(f"{texts[key]} {given}")
+                lines.append(f"{texts[id(call.kernel)]} {given}")
 
     walk(program.steps)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

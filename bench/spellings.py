@@ -1,13 +1,15 @@
 """What is written out by hand beside the composite that it is: whole training steps in turn.
 
     python bench/spellings.py [--device cpu|cuda] [--rounds 7] [--only attention] [--seconds 240]
-                              [--json FILE] [--plans]
+                              [--json FILE] [--plans] [--deterministic]
 
 A ratio above 1 is a step that is faster by hand. Losses after a few steps are printed beside it,
 and whether both run the same program, kernel for kernel, or the same kernels in another order or
 with neighbouring numbers in them: then what the ratio says is noise. All
 spellings of one composite start at once in processes of their own and take turns, by processor
-time on the CPU and by the clock on a GPU, where programs are loaded one at a time. --plans needs no
+time on the CPU and by the clock on a GPU, where programs are loaded one at a time. Each chooses
+algorithms of libraries by timing them there, which differs from process to process; with
+--deterministic they are those that libraries name first. --plans needs no
 device: it compares programs, as for a GPU with cuBLASLt and cuDNN.
 """
 
@@ -41,11 +43,12 @@ from treadle.optim.append import Mode
 from treadle.pipeline import CompileReport, StepRecipe, build_step, choose_precision
 
 
-def compiled(made: Step, case: Case, device: str) -> td.TrainStep:
+def compiled(made: Step, case: Case, task: dict[str, Any]) -> td.TrainStep:
     model, loss = made
+    options = td.CompileOptions(deterministic=task["deterministic"] == "yes")
     return td.compile_step(
-        model, loss, optim.adamw(1e-3), specs(case.batch), device=device,
-        precision=precision(device), seed=0,
+        model, loss, optim.adamw(1e-3), specs(case.batch), device=task["device"],
+        precision=precision(task["device"]), seed=0, options=options,
     )  # fmt: skip
 
 
@@ -64,13 +67,14 @@ def graph_of(made: Step, case: Case, device: str) -> tuple[Graph, CompileReport]
     return build_step(recipe, recipe.plan(), inputs, report)[Mode.UPDATE], report
 
 
-def start(name: str, device: str) -> Running:
+def start(name: str, task: dict[str, Any]) -> Running:
     """A spelling's step, or the composite's of a base."""
+    device = task["device"]
     if device == "cuda":
         load_in_turn()
     every = cases(device)
     case = next(c for c in every if name in (c.name, composite_of(c)))
-    step = compiled((case.by_hand if name == case.name else case.composite)(), case, device)
+    step = compiled((case.by_hand if name == case.name else case.composite)(), case, task)
     batch, last = moved(case.batch, device), list[Any]()
 
     def run() -> None:
@@ -91,7 +95,7 @@ def composite_of(case: Case) -> str:
 
 def prepare(name: str, task: dict[str, Any]) -> Callable[[], Running]:
     begin(task["device"])
-    return functools.partial(start, name, task["device"])
+    return functools.partial(start, name, task)
 
 
 CONTENDERS = {
@@ -188,6 +192,7 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="part of a case's name")
     parser.add_argument("--plans", action="store_true", help="compare programs, time nothing")
     parser.add_argument("--threads", type=int, help="default 1; on a GPU all")
+    parser.add_argument("--deterministic", action="store_true", help="no algorithm is timed")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     is_gpu = given.device == "cuda"
@@ -198,8 +203,9 @@ def options_of() -> argparse.Namespace:
     return given
 
 
-def prepared(each: Measurement, folder: Path, device: str) -> None:
-    each.prepare(folder, {}, device=device)
+def prepared(each: Measurement, folder: Path, given: argparse.Namespace) -> None:
+    is_deterministic = "yes" if given.deterministic else "no"
+    each.prepare(folder, {}, device=given.device, deterministic=is_deterministic)
 
 
 def main() -> None:
@@ -212,7 +218,7 @@ def main() -> None:
         if time.perf_counter() - begun > given.seconds:
             print(f"time is up: {', '.join(c.name for c in some)} left for another run")
             continue
-        for contest in started([each], functools.partial(prepared, device=given.device)):
+        for contest in started([each], functools.partial(prepared, given=given)):
             contest.finish()
         for row in rows_of(each, some):
             every.append(row)
