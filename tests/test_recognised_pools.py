@@ -121,6 +121,7 @@ NEAR: dict[str, tuple[Function, TensorType]] = {
     "the greatest of some, plus one": (lambda x: td.maximum(parts(x)[0], parts(x)[1] + 1), IMAGES),
     "absolute values of a part": (lambda x: greatest([*parts(x)[:3], td.abs(parts(x)[3])]), IMAGES),
     "mean of four by three": (lambda x: sum(parts(x)) / 3, IMAGES),
+    "mean of all": (lambda x: td.mean(x.reshape(2, 3, 1, 8, 1, 12), (3, 5)), IMAGES),
     "sum": (lambda x: sum(parts(x)), IMAGES),
     "mean of weighted parts": (lambda x: (parts(x)[0] * 2 + sum(parts(x)[2:])) / 4, IMAGES),
     "mean without the padding": (lambda x: sum(parts(padded(x, 1), 3)) / (sum(parts(padded(td.ones_like(x), 1), 3))), IMAGES),
@@ -145,7 +146,7 @@ def test_of_equals_the_first_has_the_gradient() -> None:
 
     class Model(nn.Module):
         def __init__(self) -> None:
-            self.x = nn.Parameter((1, 1, 2, 2), nn.init.zeros)
+            self.x = nn.Parameter((1, 1, 2, 4), nn.init.zeros)
 
         def forward(self):
             return td.max(blocks(self.x), (3, 5)).sum()
@@ -158,5 +159,5 @@ def test_of_equals_the_first_has_the_gradient() -> None:
         step({"y": np.zeros(1, np.float32)})
         return np.asarray(step.params["x"]).ravel().tolist()
 
-    assert gradient("equal") == [-1, 0, 0, 0]
-    assert gradient("strict") == [-0.25] * 4
+    assert gradient("equal") == [-1, 0, -1, 0, 0, 0, 0, 0]
+    assert gradient("strict") == [-0.25] * 8

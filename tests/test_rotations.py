@@ -77,7 +77,7 @@ def test_spellings_cost_the_same(name: str) -> None:
     for target in (CPU, GPU):
         (calls, moved), (usual_calls, usual_moved) = (figures(f, target) for f in (written, usual))
         assert calls <= usual_calls + 2  # cosines and sines of the whole width are two tables
-        assert moved <= 1.05 * usual_moved
+        assert moved <= 1.1 * usual_moved  # here they are a fifteenth of it all
 
 
 NEAR: dict[str, tuple[Function, Function]] = {

@@ -131,7 +131,7 @@ def proposals(region: Region) -> Iterator[Graph]:
     first, last = tuple(range(rank)), (0, rank - 1, *range(1, rank - 1))
     for order in (first, last):
         x, result = ([t.shape[i] for i in order] for t in (region.x, region.type))
-        if x[:2] == result[:2]:
+        if x[:2] == result[:2] and any(n > 1 for n in result[2:]):  # a mean of all is no pooling
             for pool in _attributes(region.graph, x[2:], result[2:], order[2:]):
                 yield _pooled(region, c.MAX_POOL if is_greatest else c.AVG_POOL, pool, order)
 
