@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from treadle.base.errors import OutOfMemoryError
@@ -17,6 +18,8 @@ from treadle.memory.budget import reduced
 from treadle.memory.plan import plan_buffers
 from treadle.schedule.lower import lower
 from treadle.schedule.schedule import mapped, schedule
+
+DEEP = (0.5, 0.4, 0.3)  # of an arena: what is asked for at last, where nothing else helped: chosen
 
 
 def scheduled(
@@ -46,16 +49,12 @@ def scheduled(
     most = budget if isinstance(budget, int) else int(budget * all_bytes)
     if all_bytes <= most:
         return replace(whole, most=most, held=held)
-    sizes, room = [all_bytes], most - (all_bytes - arena)
-    margin = max(0, room) // target.recomputation.part
-    wanted = max(1, room - margin)
-    for left in reversed(range(target.recomputation.attempts)):
+    sizes = [all_bytes]
+    for wanted in _wanted(arena, most - (all_bytes - arena), target, sizes):
         found = mapped(reduced(lowered, wanted, target), options.optimize, target, wanted)
         sizes.append(plan_buffers(found, target).size + _outside(found, threads) + held)
         if sizes[-1] <= most:
             return replace(found, uncut=arena, most=most, held=held)
-        # The last attempt is all that can be had: choices for less may be better or worse.
-        wanted = max(1, wanted - max(sizes[-1] - most, margin)) if left > 1 else 1
     least = min(sizes)
     raise OutOfMemoryError(
         "compile",
@@ -65,6 +64,21 @@ def scheduled(
         f"Give it at least {least:,} bytes or {math.ceil(1000 * least / all_bytes) / 1000:.3f}, a "
         "smaller batch, or accumulate micro-batches.",
     )
+
+
+def _wanted(arena: int, room: int, target: Target, sizes: Sequence[int]) -> Iterator[int]:
+    """Bytes alive at one time to ask for, one after the other, until an arena has room.
+
+    `sizes` are what a step took with those before, and without any. Choices for less may be better
+    or worse: at last some are tried for parts of the arena.
+    """
+    margin = max(0, room) // target.recomputation.part
+    wanted = max(1, room - margin)
+    for _ in range(target.recomputation.attempts):
+        yield wanted
+        too_much = sizes[-1] - (sizes[0] - arena) - room
+        wanted = max(1, wanted - max(too_much, margin))
+    yield from (int(part * arena) for part in DEEP)
 
 
 def is_leaner(graph: Graph, other: Graph, options: CompileOptions, target: Target) -> bool:
