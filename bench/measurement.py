@@ -9,6 +9,9 @@ import shutil
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ TITLES = {"treadle": "Treadle", **PEERS}
 TURN = 0.3  # seconds
 LONG = 5.0  # seconds: a start that is not tried again
 CLOSE = 1e-3  # losses of contenders differ by no more, relatively
+CLOSE_NARROW = 0.03  # those of contenders in bfloat16
 
 
 def warn(text: str) -> None:
@@ -185,6 +189,48 @@ class Measurement:
             row["ratio"] = ratios[row["best_peer"]].median
             row["ratios"] = {n: asdict(r) for n, r in ratios.items()}
         return row | {"contenders": self.found}
+
+
+class Start:
+    """A contender of an entry on its way to the first steps."""
+
+    def __init__(self, of: Measurement, name: str, folder: Path):
+        self.of, self.name = of, name
+        environment = of.environment | caches(folder / name)
+        self.worker = Worker(of.peers, name, environment)  # by the thread that stays: see serve
+
+    def wait(self) -> None:
+        """Build and take the first steps, or say why not."""
+        limit = self.of.options.patience_compile
+        try:
+            answer = self.worker.ask("build", limit, task=self.of.task, memory=True)
+        except Unable as error:
+            self.worker.close()
+            self.of.failed(self.name, error)
+        else:
+            self.of.found[self.name] |= answer
+
+
+def started(
+    contests: list[Measurement], prepare: Callable[[Measurement, Path], None]
+) -> Iterator[Measurement]:
+    """Contests whose contenders all start at once, each in its turn: everybody else stands still.
+
+    `prepare` is given a contest and an empty folder of its own.
+    """
+    with ExitStack() as stack, ThreadPoolExecutor(sum(len(c.names) for c in contests)) as pool:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for each in contests:
+            stack.enter_context(each)
+            (folder / each.workload).mkdir()
+        list(pool.map(lambda c: prepare(c, folder / c.workload), contests))
+        starts = [Start(c, n, folder / c.workload) for c in contests for n in c.names]
+        list(pool.map(Start.wait, starts))
+        for each in contests:
+            ready = [s for s in starts if s.of is each and "error" not in each.found[s.name]]
+            each.workers += [s.worker for s in ready]
+            with each:
+                yield each
 
 
 def number(value: float | None, digits: int) -> str:

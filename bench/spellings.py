@@ -1,409 +1,231 @@
 """What is written out by hand beside the composite that it is: whole training steps in turn.
 
-    python bench/spellings.py [--device cpu|cuda] [--seconds 3] [--only attention]
+    python bench/spellings.py [--device cpu|cuda] [--rounds 7] [--only attention] [--seconds 240]
+                              [--json FILE] [--plans] [--deterministic]
 
-A ratio above 1 is a step that is faster by hand. Losses after a few steps are printed beside it.
+A ratio above 1 is a step that is faster by hand. Losses after a few steps are printed beside it,
+and whether both run the same program, kernel for kernel, or the same kernels in another order or
+with neighbouring numbers in them: then what the ratio says is noise. All
+spellings of one composite start at once in processes of their own and take turns, by processor
+time on the CPU and by the clock on a GPU, where programs are loaded one at a time. Each chooses
+algorithms of libraries by timing them there, which differs from process to process; with
+--deterministic they are those that libraries name first. --plans needs no
+device: it compares programs, as for a GPU with cuBLASLt and cuDNN.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import json
 import math
+import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-from turns import Ratio
+from measurement import CLOSE, CLOSE_NARROW, Measurement, started
+from same_programs import digests, likeness, load_in_turn, step_digests, target_without_device
+from spelled import Case, Step, cases
+from turns import Contender, Ratio, Running, machine, use_threads
+from zoo_peers import begin, moved, specs
 
 import treadle as td
-from treadle import losses, nn, optim
-
-SAMPLE = 0.05  # seconds of steps between two looks at the clock
-
-
-# --- attention, norms, activations and losses, each in several spellings ----------------------
-
-
-def causal(t: int) -> td.Tensor:
-    return td.iota((t, t), 1) <= td.iota((t, t), 0)
-
-
-def softmax_by_hand(s: td.Tensor) -> td.Tensor:
-    e = td.exp(s - td.max(s, -1, keepdims=True))
-    return e / td.sum(e, -1, keepdims=True)
-
-
-def by_composite(q, k, v):
-    return td.attention(q, k, v, causal=True)
-
-
-def by_where(q, k, v):
-    s = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-    return td.softmax(td.where(causal(q.shape[2]), s, -math.inf), -1) @ v
-
-
-def by_number(q, k, v):
-    s = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    return td.softmax(td.where(causal(q.shape[2]), s, -1e9), -1) @ v
-
-
-def by_sum(q, k, v):
-    t = q.shape[2]
-    hidden = (1 - td.tril(td.ones((t, t)))) * -1e9
-    return td.softmax((q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2) + hidden, -1) @ v
-
-
-def by_exp(q, k, v):
-    s = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-    return softmax_by_hand(td.where(causal(q.shape[2]), s, -math.inf)) @ v
-
-
-def by_einsum(q, k, v):
-    s = td.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
-    weights = td.softmax(td.where(~causal(q.shape[2]), -math.inf, s), -1)
-    return td.einsum("bhqk,bhkd->bhqd", weights, v)
-
-
-def by_rows(q, k, v):
-    b, h, t, d = q.shape
-    q, k, v = (x.reshape(b * h, t, d) for x in (q, k, v))
-    s = td.einsum("nqd,nkd->nqk", q, k) * (1 / math.sqrt(d))
-    weights = td.softmax(td.where(causal(t), s.reshape(b, h, t, t), -math.inf), -1)
-    return td.einsum("nqk,nkd->nqd", weights.reshape(b * h, t, t), v).reshape(b, h, t, d)
-
-
-ATTENTIONS = (by_where, by_number, by_sum, by_exp, by_einsum, by_rows)
-
-
-def gelu_by_hand(x):
-    return 0.5 * x * (1 + td.erf(x / math.sqrt(2)))
-
-
-class NormByHand(nn.Module):
-    def __init__(self, width: int):
-        self.weight = nn.Parameter((width,), nn.init.ones)
-        self.bias = nn.Parameter((width,), nn.init.zeros)
-
-    def forward(self, x):
-        mean = td.mean(x, -1, keepdims=True)
-        var = td.mean(x * x, -1, keepdims=True) - mean * mean
-        return (x - mean) / td.sqrt(var + 1e-5) * self.weight + self.bias
-
-
-class RootMeanSquareByHand(nn.Module):
-    def __init__(self, width: int):
-        self.weight = nn.Parameter((width,), nn.init.ones)
-
-    def forward(self, x):
-        return x / td.sqrt(td.mean(x * x, -1, keepdims=True) + 1e-5) * self.weight
-
-
-class GatedByHand(nn.Module):
-    def __init__(self, width: int, hidden: int):
-        self.gate = nn.Linear(width, hidden, bias=False)
-        self.up = nn.Linear(width, hidden, bias=False)
-        self.down = nn.Linear(hidden, width, bias=False)
-
-    def forward(self, x):
-        gate = self.gate(x)
-        return self.down(gate / (1 + td.exp(-gate)) * self.up(x))
-
-
-class Gated(GatedByHand):
-    def forward(self, x):
-        return self.down(td.silu(self.gate(x)) * self.up(x))
-
-
-def by_loss(z, y):
-    return losses.cross_entropy(z, y, axis=-1)
-
-
-def by_log_of_softmax(z, y):
-    return -td.mean(td.take_along_axis(td.log(td.softmax(z, -1)), y.unsqueeze(-1), -1))
-
-
-def by_log_softmax(z, y):
-    return -td.mean(td.take_along_axis(td.log_softmax(z, -1), y.unsqueeze(-1), -1))
-
-
-def by_one_hot(z, y):
-    return -td.mean(td.sum(td.log_softmax(z, -1) * td.one_hot(y, z.shape[-1]), -1))
-
-
-def by_probabilities(z, y):
-    chosen = td.take_along_axis(softmax_by_hand(z), y.unsqueeze(-1), -1)
-    return -td.mean(td.log(chosen))
-
-
-LOSSES = (by_log_of_softmax, by_log_softmax, by_one_hot, by_probabilities)
-
-
-# --- models ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Parts:
-    """How each part of a transformer is spelled."""
-
-    attention: Callable[..., Any] = by_composite
-    norm: Callable[[int], nn.Module] = nn.LayerNorm
-    feed: Callable[[int, int], nn.Module] | None = None
-    gelu: Callable[..., Any] = td.gelu
-    loss: Callable[..., Any] = by_loss
-
-
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int, parts: Parts):
-        self.heads, self.parts = heads, parts
-        self.ln_1, self.ln_2 = parts.norm(width), parts.norm(width)
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        if parts.feed is not None:
-            self.feed = parts.feed(width, 2 * width)
-        else:
-            self.fc, self.out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        b, t, d = x.shape
-        apart = td.chunk(self.qkv(self.ln_1(x)), 3, -1)
-        q, k, v = (p.reshape(b, t, self.heads, -1).permute(0, 2, 1, 3) for p in apart)
-        mixed = self.parts.attention(q, k, v)
-        x = x + self.proj(mixed.permute(0, 2, 1, 3).reshape(b, t, d))
-        h = self.ln_2(x)
-        if self.parts.feed is not None:
-            return x + self.feed(h)
-        return x + self.out(self.parts.gelu(self.fc(h)))
-
-
-class Transformer(nn.Module):
-    def __init__(self, sizes: tuple[int, ...], parts: Parts):
-        classes, length, width, heads, layers = sizes
-        self.wte, self.wpe = nn.Embedding(classes, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, heads, parts) for _ in range(layers))
-        self.norm = parts.norm(width)
-
-    def forward(self, tokens):
-        x = self.wte(tokens) + self.wpe(td.arange(tokens.shape[1]))
-        for block in self.blocks:
-            x = block(x)
-        return td.linear(self.norm(x), self.wte.weight)
-
-
-class ConvByHand(nn.Module):
-    def __init__(self, inputs: int, outputs: int):
-        self.weight = nn.Parameter((outputs, inputs, 3, 3), nn.init.uniform(-0.1, 0.1))
-        self.bias = nn.Parameter((outputs,), nn.init.zeros)
-
-    def forward(self, x):
-        return self.product(x) + self.bias.reshape(1, -1, 1, 1)
-
-    def product(self, x):
-        return td.conv(x, self.weight, padding=1)
-
-
-class ConvByUnfold(ConvByHand):
-    def product(self, x):
-        n, c, h, w = x.shape
-        padded = td.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
-        parts = [padded[:, :, i : i + h, j : j + w] for i in range(3) for j in range(3)]
-        columns = td.stack(parts, 2).reshape(n, c * 9, h * w)
-        return (self.weight.reshape(-1, c * 9) @ columns).reshape(n, -1, h, w)
-
-
-class ConvByShifts(ConvByHand):
-    def product(self, x):
-        _, _, h, w = x.shape
-        padded = td.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
-        total = None
-        for i in range(3):
-            for j in range(3):
-                part = padded[:, :, i : i + h, j : j + w]
-                term = td.einsum("nchw,oc->nohw", part, self.weight[:, :, i, j])
-                total = term if total is None else total + term
-        return total
-
-
-def images(conv: type[ConvByHand]) -> nn.Module:
-    return nn.Sequential(
-        conv(1, 32), nn.ReLU(), nn.MaxPool2d(2), conv(32, 64), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(3136, 128), nn.ReLU(), nn.Linear(128, 10),
+from treadle import optim
+from treadle.backends.scheduling import scheduled
+from treadle.ir.graph import Graph
+from treadle.kernel import cost
+from treadle.kernel.program import Program
+from treadle.nn.tracing import Inputs
+from treadle.optim.append import Mode
+from treadle.pipeline import CompileReport, StepRecipe, build_step, choose_precision
+
+
+def compiled(made: Step, case: Case, task: dict[str, Any]) -> td.TrainStep:
+    model, loss = made
+    options = td.CompileOptions(deterministic=task["deterministic"] == "yes")
+    return td.compile_step(
+        model, loss, optim.adamw(1e-3), specs(case.batch), device=task["device"],
+        precision=precision(task["device"]), seed=0, options=options,
     )  # fmt: skip
 
 
-class Recurrent(nn.Module):
-    """An LSTM whose cell is written out: run by a scan, or unrolled."""
-
-    def __init__(self, classes: int, width: int, is_unrolled: bool):
-        self.wte, self.width, self.is_unrolled = nn.Embedding(classes, width), width, is_unrolled
-        self.of_x, self.of_h = nn.Linear(width, 4 * width), nn.Linear(width, 4 * width)
-        self.head = nn.Linear(width, classes)
-
-    def cell(self, carry, x):
-        h, c = carry
-        i, f, g, o = td.chunk(self.of_x(x) + self.of_h(h), 4, -1)
-        c = td.sigmoid(f) * c + td.sigmoid(i) * td.tanh(g)
-        h = td.sigmoid(o) * td.tanh(c)
-        return (h, c), h
-
-    def forward(self, tokens):
-        x = self.wte(tokens)
-        zero = td.zeros((x.shape[1], self.width))
-        if not self.is_unrolled:
-            return self.head(td.scan(self.cell, (zero, zero), x)[1])
-        carry, out = (zero, zero), []
-        for t in range(x.shape[0]):
-            carry, h = self.cell(carry, x[t])
-            out.append(h)
-        return self.head(td.stack(out))
+def precision(device: str) -> str:
+    return "bfloat16" if device == "cuda" else "float32"
 
 
-# --- cases -------------------------------------------------------------------------------------
-
-Step = tuple[nn.Module, Callable[..., Any]]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A composite's step and the same by hand, over one batch."""
-
-    name: str
-    base: str  # cases of one base have the same composite's step
-    composite: Callable[[], Step]
-    by_hand: Callable[[], Step]
-    batch: dict[str, np.ndarray]
-    least: float = 0.97
+def graph_of(made: Step, case: Case, device: str) -> tuple[Graph, CompileReport]:
+    """The graph of a step, which needs no device, and what was recognised in it."""
+    model, loss = made
+    narrow = choose_precision(precision(device))
+    options = td.CompileOptions()
+    recipe = StepRecipe(model, loss, optim.adamw(1e-3), "step0:", 1, None, narrow, options)
+    report = CompileReport(device, narrow.name)
+    inputs = Inputs.of(specs(case.batch))
+    return build_step(recipe, recipe.plan(), inputs, report)[Mode.UPDATE], report
 
 
-def transformer(sizes: tuple[int, ...], parts: Parts) -> Step:
-    def loss(model, batch):
-        return parts.loss(model(batch["x"]), batch["y"])
+def start(name: str, task: dict[str, Any]) -> Running:
+    """A spelling's step, or the composite's of a base."""
+    device = task["device"]
+    if device == "cuda":
+        load_in_turn()
+    every = cases(device)
+    case = next(c for c in every if name in (c.name, composite_of(c)))
+    step = compiled((case.by_hand if name == case.name else case.composite)(), case, task)
+    batch, last = moved(case.batch, device), list[Any]()
 
-    return Transformer(sizes, parts), loss
+    def run() -> None:
+        last[:] = [step(batch)]
 
-
-def classified(make: Callable[[], nn.Module]) -> Step:
-    return make(), lambda model, batch: losses.cross_entropy(model(batch["x"]), batch["y"], axis=-1)
-
-
-def tokens(shape: tuple[int, ...], classes: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return {n: rng.integers(0, classes, shape).astype(np.int32) for n in ("x", "y")}
-
-
-def cases(device: str) -> list[Case]:
-    is_gpu = device == "cuda"
-    sizes = (8192, 1024, 768, 12, 2) if is_gpu else (65, 256, 192, 6, 2)
-    batch = tokens((8, 1024) if is_gpu else (4, 256), sizes[0])
-    found: list[Case] = []
-
-    def add(name: str, by_hand: Parts, composite: Parts | None = None) -> None:
-        parts = composite or Parts()
-        makers = (lambda: transformer(sizes, parts)), (lambda: transformer(sizes, by_hand))
-        found.append(Case(name, "gated" if composite else "plain", *makers, batch))
-
-    for attention in ATTENTIONS:
-        add(f"attention {attention.__name__}", Parts(attention))
-    for loss in LOSSES:
-        add(f"cross-entropy {loss.__name__}", Parts(loss=loss))
-    add("layer norm", Parts(norm=NormByHand))
-    of_rms = Parts(norm=lambda d: nn.RMSNorm(d, eps=1e-5), feed=Gated)
-    add("rms norm", Parts(norm=RootMeanSquareByHand, feed=Gated), of_rms)
-    add("SwiGLU", Parts(norm=of_rms.norm, feed=GatedByHand), of_rms)
-    add("gelu", Parts(gelu=gelu_by_hand))
-    add("all together", Parts(by_number, NormByHand, None, gelu_by_hand, by_log_of_softmax))
-    return [*found, *_longer(device)]
-
-
-def _longer(device: str) -> list[Case]:
-    rng = np.random.default_rng(0)
-    n = 256 if device == "cuda" else 64
-    digits = {
-        "x": rng.normal(size=(n, 1, 28, 28)).astype(np.float32),
-        "y": rng.integers(0, 10, (n,)).astype(np.int32),
-    }
-    length, width = (64, 512) if device == "cuda" else (32, 256)
-    text = tokens((length, 32), 65)
-    long = (65, 1024, 192, 6, 1)
-
-    def of(conv: type[ConvByHand]) -> Callable[[], Step]:
-        return lambda: classified(lambda: images(conv))
-
-    def lstm(is_unrolled: bool) -> Callable[[], Step]:
-        return lambda: classified(lambda: Recurrent(65, width, is_unrolled))
-
-    found = [
-        Case("conv by unfold", "conv", of(ConvByHand), of(ConvByUnfold), digits),
-        Case("conv by shifts", "conv", of(ConvByHand), of(ConvByShifts), digits, 0.95),
-        Case("LSTM unrolled", "scan", lstm(False), lstm(True), text, 0.95),
-    ]
-    if device == "cpu":
-        makers = [lambda a=a: transformer(long, Parts(a)) for a in (by_composite, by_where)]
-        found.append(Case("attention of 1024", "long", *makers, tokens((1, 1024), 65)))
-    return found
-
-
-class Timed:
-    """A compiled step, which counts how many fit into a sample."""
-
-    def __init__(self, made: Step, case: Case, device: str):
-        model, loss = made
-        kinds = {"i": td.int32, "f": td.float32}
-        specs = {n: td.Spec(a.shape, kinds[a.dtype.kind]) for n, a in case.batch.items()}
-        precision = "bfloat16" if device == "cuda" else "float32"
-        begin = time.perf_counter()
-        self.step = td.compile_step(
-            model, loss, optim.adamw(1e-3), specs, device=device, precision=precision, seed=0
-        )
-        self.batch, self.count = case.batch, 1
-        self.loss = [float(self.step(case.batch).loss) for _ in range(3)][-1]
-        self.first = time.perf_counter() - begin
-        self.count = max(1, int(SAMPLE / self.sample()))
-
-    def sample(self) -> float:
-        clock = time.perf_counter if self.step.report.device == "cuda" else time.process_time
-        begin = clock()
-        for _ in range(self.count):
-            result = self.step(self.batch)
-        float(result.loss)
-        return (clock() - begin) / self.count
-
-
-def measured(case: Case, composite: Timed, device: str, seconds: float) -> str:
-    by_hand = Timed(case.by_hand(), case, device)
-    times: tuple[list[float], list[float]] = ([], [])
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times[0]) < 5:
-        for timed, of in zip((composite, by_hand), times, strict=True):
-            of.append(timed.sample())
-    ratio = Ratio.of(*times)
-    report = by_hand.step.report
-    is_same = report.kernels == composite.step.report.kernels
-    is_fine = is_same or ratio.median >= case.least
-    names = ", ".join(dict.fromkeys(r.name for r in report.recognised)) or "nothing"
-    return (
-        f"{case.name:32}{min(times[0]) * 1e3:9.2f}{min(times[1]) * 1e3:9.2f}  {ratio!s:18}"
-        f"{'ok ' if is_fine else 'LOW'} {'same kernels' if is_same else 'others':13}"
-        f"losses {composite.loss:.4f} {by_hand.loss:.4f}  "
-        f"recognise {report.seconds['recognise']:.2f} s: {names}"
+    return Running(
+        run,
+        lambda: last[0].loss,
+        lambda: float(last[0].loss),
+        lambda: step.report.peak_bytes / 2**20,
+        lambda: {"digests": step_digests(step)},
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--only", default="")
-    given = parser.parse_args()
-    print(f"{'case':32}{'composite':>9}{'by hand':>9}  ratio (ms; composite / by hand)")
-    composites: dict[str, Timed] = {}
+def composite_of(case: Case) -> str:
+    return f"composite {case.base}"
+
+
+def prepare(name: str, task: dict[str, Any]) -> Callable[[], Running]:
+    begin(task["device"])
+    return functools.partial(start, name, task)
+
+
+CONTENDERS = {
+    name: Contender(name, (), functools.partial(prepare, name))
+    for device in ("cpu", "cuda")
+    for case in cases(device)
+    for name in (case.name, composite_of(case))
+}
+
+
+def contests(given: argparse.Namespace) -> list[tuple[Measurement, list[Case]]]:
+    """For each composite all that is spelled out of it, as far as it was asked for."""
+    bases: dict[str, list[Case]] = {}
+    for case in cases(given.device):
+        if given.only in case.name:
+            bases.setdefault(composite_of(case), []).append(case)
+    close = CLOSE_NARROW if given.device == "cuda" else CLOSE
+    return [
+        (
+            Measurement(
+                base, [base, *(c.name for c in some)], given, given.environment, "spellings", close
+            ),
+            some,
+        )
+        for base, some in bases.items()
+    ]
+
+
+def rows_of(each: Measurement, some: list[Case]) -> Iterator[dict[str, Any]]:
+    """Figures of each spelling. One with the composite's own kernels is as fast by construction."""
+    composite = each.found[each.workload]
+    for case in some:
+        by_hand = each.found[case.name]
+        row: dict[str, Any] = {"case": case.name, "least": case.least}
+        errors = [f["error"] for f in (composite, by_hand) if "error" in f]
+        if errors:
+            yield row | {"error": errors[0]}
+            continue
+        row["likeness"] = likeness(composite["digests"], by_hand["digests"])
+        row["losses"] = composite["values"][-1], by_hand["values"][-1]
+        row["memory"] = by_hand["steps_mib"] / composite["steps_mib"]
+        ratio = Ratio.of(composite["round_ms"], by_hand["round_ms"])
+        row |= {"ms": (composite["ms"], by_hand["ms"]), "ratio": asdict(ratio)}
+        row["fine"] = row["likeness"] != "others" or ratio.median >= case.least
+        yield row
+
+
+def told(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return f"{row['case']:32}FAILED: {row['error'][:300]}"
+    (composite, by_hand), losses = row["ms"], row["losses"]
+    return (
+        f"{row['case']:32}{composite:9.3f}{by_hand:9.3f}  {Ratio(**row['ratio'])!s:18}"
+        f"{'ok ' if row['fine'] else 'LOW'} {row['likeness']:13}"
+        f"memory {row['memory']:.3f}  losses {losses[0]:.4f} {losses[1]:.4f}"
+    )
+
+
+def show_plans(given: argparse.Namespace) -> None:
+    """Of each spelling whether its program is the composite's, kernel for kernel."""
+    target, composites = target_without_device(given.device), dict[str, Program]()
+    options = td.CompileOptions()
     for case in cases(given.device):
         if given.only not in case.name:
             continue
         if case.base not in composites:
-            composites[case.base] = Timed(case.composite(), case, given.device)
-        row = measured(case, composites[case.base], given.device, given.seconds)
-        print(row, flush=True)
+            graph, _ = graph_of(case.composite(), case, given.device)
+            composites[case.base] = scheduled(graph, options, target)
+        graph, report = graph_of(case.by_hand(), case, given.device)
+        both = composites[case.base], scheduled(graph, options, target)
+        kind = likeness(digests(both[0]), digests(both[1]))
+        figures = "; ".join(
+            f"{title} {figure(both[0]):,.0f} {figure(both[1]):,.0f}" for title, figure in FIGURES
+        )
+        names = ", ".join(dict.fromkeys(r.name for r in report.recognised)) or "nothing"
+        seconds = report.seconds["recognise"]
+        print(f"{case.name:32}{kind:13} {figures}; recognise {seconds:.2f} s: {names}", flush=True)
+
+
+FIGURES: tuple[tuple[str, Callable[[Program], float]], ...] = (
+    ("calls", lambda p: sum(n for _, n in p.counted_calls())),
+    ("MB moved", lambda p: sum(cost.traffic(c.kernel) * n for c, n in p.counted_calls()) / 1e6),
+    ("GFLOP", lambda p: sum(cost.flops(c.kernel) * n for c, n in p.counted_calls()) / 1e9),
+)
+
+
+def options_of() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="none begun after so many")
+    parser.add_argument("--only", default="", help="part of a case's name")
+    parser.add_argument("--plans", action="store_true", help="compare programs, time nothing")
+    parser.add_argument("--threads", type=int, help="default 1; on a GPU all")
+    parser.add_argument("--deterministic", action="store_true", help="no algorithm is timed")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    is_gpu = given.device == "cuda"
+    given.threads = given.threads or (len(os.sched_getaffinity(0)) if is_gpu else 1)
+    given.clock = "perf_counter" if is_gpu else "process_time"
+    given.patience, given.patience_compile = 0.0, 300.0
+    given.environment = use_threads(given.threads)
+    return given
+
+
+def prepared(each: Measurement, folder: Path, given: argparse.Namespace) -> None:
+    is_deterministic = "yes" if given.deterministic else "no"
+    each.prepare(folder, {}, device=given.device, deterministic=is_deterministic)
+
+
+def main() -> None:
+    given = options_of()
+    if given.plans:
+        return show_plans(given)
+    print(f"{'case':32}{'composite':>9}{'by hand':>9}  ratio (ms; composite / by hand)")
+    begun, every = time.perf_counter(), list[dict[str, Any]]()
+    for each, some in contests(given):
+        if time.perf_counter() - begun > given.seconds:
+            print(f"time is up: {', '.join(c.name for c in some)} left for another run")
+            continue
+        for contest in started([each], functools.partial(prepared, given=given)):
+            contest.finish()
+        for row in rows_of(each, some):
+            every.append(row)
+            print(told(row), flush=True)
+        if given.json:
+            given.json.write_text(json.dumps({"machine": machine(), "rows": every}, indent=1))
+    return None
 
 
 if __name__ == "__main__":

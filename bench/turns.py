@@ -48,6 +48,7 @@ class Running:
     wait: Callable[[], object]
     value: Callable[[], float]  # of the last step, to compare contenders by
     device_mib: Callable[[], float] | None = None  # the most it held on a device of its own
+    facts: Callable[[], dict[str, Any]] | None = None  # more to say of what is run
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Served:
             values.append(running.value())
         self._running = running
         answer: dict[str, Any] = {"first_s": first_s, "first_processor_s": used, "values": values}
+        answer |= running.facts() if running.facts is not None else {}
         return answer | (self._memory(running, before) if memory else {})
 
     def _memory(self, running: Running, before: float) -> dict[str, float]:

@@ -22,43 +22,19 @@ import datetime
 import itertools
 import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 from families import ZOO
 from levels import add_target, restricted
-from measurement import CLOSE, TITLES, Measurement, caches, missing, number
-from turns import CLOCKS, Ratio, Unable, Worker, machine, use_threads
+from measurement import CLOSE, CLOSE_NARROW, TITLES, Measurement, missing, number, started
+from turns import CLOCKS, Ratio, machine, use_threads
 from zoo_peers import CONTENDERS, first_values
 from zoo_rows import Row, added, first_figure, stored, summary
 
 TITLES |= {"channels-last": "channels last", "reduce-overhead": "reduce-overhead"}
 ON_CPU, ON_GPU = "eager,channels-last,compile", "eager,compile,reduce-overhead"
-CLOSE_NARROW = 0.03  # losses of contenders in bfloat16 differ by no more, relatively
-
-
-class Start:
-    """A contender of an entry on its way to the first steps."""
-
-    def __init__(self, of: Measurement, name: str, folder: Path):
-        self.of, self.name = of, name
-        environment = of.environment | caches(folder / name)
-        self.worker = Worker(of.peers, name, environment)  # by the thread that stays: see serve
-
-    def wait(self) -> None:
-        """Build and take the first steps, or say why not."""
-        limit = self.of.options.patience_compile
-        try:
-            answer = self.worker.ask("build", limit, task=self.of.task, memory=True)
-        except Unable as error:
-            self.worker.close()
-            self.of.failed(self.name, error)
-        else:
-            self.of.found[self.name] |= answer
 
 
 def contest(name: str, options: argparse.Namespace) -> Measurement:
@@ -76,21 +52,9 @@ def contest(name: str, options: argparse.Namespace) -> Measurement:
 def measured(names: list[str], options: argparse.Namespace) -> Iterator[Row]:
     """Entries that are started together and timed one after the other."""
     contests = [contest(name, options) for name in names]
-    with ExitStack() as stack, ThreadPoolExecutor(sum(len(c.names) for c in contests)) as pool:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        for each in contests:
-            stack.enter_context(each)
-            (folder / each.workload).mkdir()
-        list(pool.map(lambda c: prepare(c, folder / c.workload, options.device), contests))
-        starts = [Start(c, n, folder / c.workload) for c in contests for n in c.names]
-        list(pool.map(Start.wait, starts))
-        for each in contests:
-            ready = [s for s in starts if s.of is each and "error" not in each.found[s.name]]
-            each.workers += [s.worker for s in ready]
-            with each:
-                row = each.finish()
-            facts = ("device", "target", "threads", "clock", "rounds", "together")
-            yield row | {fact: getattr(options, fact) for fact in facts}
+    for each in started(contests, lambda c, folder: prepare(c, folder, options.device)):
+        facts = ("device", "target", "threads", "clock", "rounds", "together")
+        yield each.finish() | {fact: getattr(options, fact) for fact in facts}
 
 
 def prepare(each: Measurement, folder: Path, device: str) -> None:

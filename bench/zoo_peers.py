@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import os
 from collections.abc import Callable
 from typing import Any
@@ -63,9 +64,12 @@ def treadle_start(entry: Entry, device: str, values: Arrays) -> Running:
 
 def on_device(entry: Entry, device: str) -> dict[str, Any]:
     """Arrays on the CPU, PyTorch's tensors on a GPU, so that no step copies its batch there."""
-    arrays = entry.arrays(device)
-    if device == "cpu":
-        return arrays
+    return moved(entry.arrays(device), device)
+
+
+def moved(arrays: Arrays, device: str) -> dict[str, Any]:
+    if device == "cpu" or importlib.util.find_spec("torch") is None:
+        return dict(arrays)
     import torch
 
     batch = {n: torch.tensor(a, device=device) for n, a in arrays.items()}
@@ -120,7 +124,7 @@ def torch_start(mode: str, entry: Entry, device: str, values: Arrays) -> Running
 
 def begin(device: str) -> None:
     """The driver and its libraries are started for everybody before anything is timed."""
-    if device == "cuda":
+    if device == "cuda" and importlib.util.find_spec("torch") is not None:
         import torch
 
         torch.zeros(1, device=device).sum().item()

@@ -151,6 +151,9 @@ class InterpretedToolchain:
     def tuned(self, chosen: Chosen) -> InterpretedToolchain:
         return replace(self, target=with_choices(self.target, chosen))
 
+    def beside(self, nbytes: int) -> InterpretedToolchain:
+        return self
+
     def as_for(self, program: Any) -> InterpretedToolchain:
         return self
 

@@ -116,6 +116,7 @@ LATE = frozenset(
 # The compiler's back half, a third of the import time: a device's when it is first asked for.
 LATE_OWN = frozenset(
     [
+        "treadle.backends.scheduling",
         "treadle.backends.views",
         "treadle.distributed.mpi",  # it starts MPI
         "treadle.runtime.cpu.exchange",  # what ranks call while they compute

@@ -13,6 +13,7 @@ import pytest
 import treadle as td
 from proof_replay import Wrong, replay
 from treadle import nn, optim
+from treadle.backends.scheduling import is_leaner
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError
 from treadle.domains.field import equal_graphs
@@ -32,6 +33,7 @@ from treadle.ir.verify import verify
 from treadle.kernel.costs import Costs
 from treadle.kernel.target import CPU, GPU
 from treadle.pipeline import optimize
+from treadle.rules.canonical import canonicalise
 
 RULES = {rule.name: rule for rule in own_rules()}
 SIZES = {"n": 2, "m": 3, "k": 4, "h": 5, "j": 2, "s": 1, "t": 2}
@@ -376,6 +378,31 @@ def test_a_step_says_what_was_rewritten() -> None:
         assert all(r.after < r.before for r in step.report.rewritten)
         assert (step.report.rules["chain_to_left"] > 0) is rewrite
     assert given[0] == pytest.approx(given[1], rel=1e-5)
+
+
+def test_a_graph_is_taken_if_its_program_is_leaner() -> None:
+    """Whatever nodes cost: by calls and bytes of kernels, or by much less of everything."""
+    types = td.Spec((64, 4096)), td.Spec((4096,))
+    once = td.trace(lambda x, y: (x * y).sum(1), *types)
+    stored = td.trace(lambda x, y: (x * y, (x * y).sum(1)), *types)
+    dear = td.trace(lambda x, y: ((x @ x.T) @ x).sum(1) + (x * y).sum(1), *types)
+    options = td.CompileOptions()
+    for target in (CPU, GPU):
+        assert is_leaner(once, once, options, target)
+        assert is_leaner(once, stored, options, target)
+        assert not is_leaner(stored, once, options, target)
+        assert is_leaner(stored, dear, options, target)
+
+    taken: list[bool] = []
+
+    def never(found: Graph, canonical: Graph) -> bool:
+        taken.append(found != canonical)
+        return False
+
+    chain = td.trace(lambda a, b, x: (a @ b) @ x, *[td.Spec((64, 64))] * 2, td.Spec((64, 1)))
+    assert optimize(chain, CPU, pays=never) == canonicalise(chain)
+    assert optimize(chain, CPU, pays=lambda *_: True) != canonicalise(chain)
+    assert taken == [True]
 
 
 def test_float16_is_not_scaled_elsewhere() -> None:

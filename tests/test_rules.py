@@ -247,6 +247,27 @@ CASES = {
     ),
     "identity_pad": Case(padded(0, lambda x: x), [padded(1, lambda x: x)]),
     "reshape_back": Case(reshaped((6,), (2, 3)), [reshaped((6,), (3, 2)), reshaped((2, 3))]),
+    "row_of_split_axis": Case(
+        lambda x: x.reshape(2, 2, 3)[:, 1],
+        [
+            lambda x: x.reshape(2, 2, 3)[:, :1],  # the axis stays
+            lambda x: x.reshape(2, 2, 3)[:, 1, 1:],
+            lambda x: x.reshape(2, 2, 3)[1:, 1],
+            lambda x: x.reshape(2, 2, 3)[1],  # of the first axis
+            lambda x: x.reshape(4, 3)[1],  # two axes are cut
+        ],
+        (TensorType((2, 6)),),
+    ),
+    "column_of_split_axis": Case(
+        lambda x: x.reshape(2, 2, 3)[:, :, 1],
+        [
+            lambda x: x.reshape(2, 2, 3)[:, :, 1:],
+            lambda x: x.reshape(2, 2, 3)[:, 1:, 1],
+            lambda x: x.reshape(2, 2, 3)[:, ::2, 1],
+            lambda x: x.reshape(4, 3)[:, 1],
+        ],
+        (TensorType((2, 6)),),
+    ),
     "reshape_of_reshape": Case(
         reshaped((6,), (3, 2)), [lambda x: reshaped((6,))(permuted((1, 0))(x))]
     ),

@@ -22,9 +22,9 @@ Found = tuple[int, list[str]]
 def run(device: str, part: int, parts: int, first: int, end: float) -> Found:
     """How many cases were run until some time, and what is wrong."""
     import torch
-    from test_medium_sizes import FAMILIES, check, drawn
 
     import treadle as td
+    from test_medium_sizes import FAMILIES, check, drawn
 
     torch.set_num_threads(1)
     count, wrong = 0, list[str]()

@@ -34,9 +34,9 @@ class CompileOptions:
     `optimize=False` keeps every tensor in memory, one kernel each, to look at. `rewrite=False`
     leaves out rules that put a cheaper equal graph in place of the one that was written and
     differentiated. `recompute=False` keeps on a GPU what the backward pass would compute anew to
-    save memory. `memory_budget` is the most that the temporary values of a training step may take:
-    bytes, text as in "2GiB", or a fraction of what they take without; kernels run a second time for
-    it. `deterministic=True`
+    save memory. `memory_budget` is the most that a training step may take, as `peak_bytes` of its
+    report says: bytes, text as in "2GiB", or a fraction of what it takes without; kernels run a
+    second time for it. `deterministic=True`
     gives the same bits in every run on a GPU too, where the fastest gradients of attention and
     convolutions may not; a CPU always does. `check_indices` looks at integers of the batch that are
     used as indices, before anything runs: one that is out of range is an error. `debug=True` makes

@@ -280,10 +280,11 @@ def optimize(
     report: CompileReport | None = None,
     rewrite: bool = True,
     numerics: str = "equal",
+    pays: Callable[[Graph, Graph], bool] = lambda found, canonical: True,
 ) -> Graph:
     """A step, or a forward program, in canonical form, and with `rewrite` the cheapest equal one
-    that rules of `treadle.egraph` give for the target: with `numerics="strict"` by those that
-    change no bit. The report says which were applied.
+    that rules of `treadle.egraph` give for the target, if it pays: with `numerics="strict"` by
+    those that change no bit. The report says which were applied.
     """
     counts = Counter[str]() if report is None else report.rules
     canonical = canonicalise(graph, counts)
@@ -293,6 +294,8 @@ def optimize(
     from treadle.egraph.optimize import optimise
 
     found = optimise(canonical, target, only_exact=numerics == "strict")
+    if not found.fired or not pays(found.graph, canonical):
+        return canonical
     if report is not None:
         for rule, count in found.fired.items():
             report.rules[rule] += count
@@ -303,7 +306,14 @@ def optimize(
 def optimized(graph: Graph, report: CompileReport, options: CompileOptions) -> Graph:
     """The graph of a program as its options ask for it."""
     rewrite = options.rewrite and options.optimize
-    return optimize(graph, target_of(report.device), report, rewrite, options.numerics)
+
+    def pays(found: Graph, canonical: Graph) -> bool:
+        from treadle.backends.scheduling import is_leaner  # it brings the scheduler
+
+        toolchain = backend(report.device).toolchain(options)
+        return toolchain is None or is_leaner(found, canonical, options, toolchain.target)
+
+    return optimize(graph, target_of(report.device), report, rewrite, options.numerics, pays)
 
 
 def _refuse_trained_weight(recipe: StepRecipe, graph: Graph, plan: UpdatePlan) -> None:

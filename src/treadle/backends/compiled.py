@@ -23,6 +23,7 @@ from treadle.compile_report import (
     ProgramFacts,
 )
 from treadle.ir.graph import Graph
+from treadle.ir.ops.leaves import INPUT
 from treadle.kernel.evidence import Scheduled
 from treadle.kernel.plan import KernelFacts, Plan
 from treadle.runtime.cache import PlanCache, plan_cache
@@ -62,6 +63,8 @@ def _loaded(
     name: str,
 ) -> InPlaceProgram:
     report.target = toolchain.title
+    if options.memory_budget is not None:
+        toolchain = toolchain.beside(_values(graph, report))
     if options.search == "measured":
         toolchain = searched(toolchain, graph, report, options)
     cache = plan_cache()
@@ -101,15 +104,30 @@ def _cached(
 def _built(
     toolchain: Tools[Code], graph: Graph, report: CompileReport, options: CompileOptions
 ) -> tuple[Built[Code], InPlaceProgram]:
-    """All stages; once more if a library turns out to lack a call that was scheduled."""
+    """All stages; once more if a library turns out to lack a call that was scheduled, or to take
+    more memory to work in than a budget has left.
+    """
     while True:
         built = build(toolchain, graph, report, options)
         try:
             with report.stage("load"):
-                return built, toolchain.load(graph, built)
+                program = toolchain.load(graph, built)
         except RescheduleError as missing:
             toolchain = missing.toolchain
             report.refused.append(missing.cause)
+            continue
+        taken = _values(graph, report) + facts("", built, program, from_cache=False).nbytes
+        held = _values(graph, report) + program.workspace
+        if not built.plan.most or taken <= built.plan.most or held <= built.plan.held:
+            return built, program
+        toolchain = toolchain.beside(held)
+        del built, program  # they hold memory of the device
+
+
+def _values(graph: Graph, report: CompileReport) -> int:
+    """Bytes that are there between steps: the session's, or those that the graph knows of."""
+    leaves = (graph.nodes[i] for i in graph.leaves.values())
+    return report.state_bytes or sum(n.types[0].nbytes for n in leaves if n.op is not INPUT)
 
 
 def facts(name: str, built: Built[Any], program: InPlaceProgram, from_cache: bool) -> ProgramFacts:

@@ -110,6 +110,13 @@ class Toolchain(Protocol[Source, Code]):
         """The toolchain as it was when it made a program."""
         ...
 
+    def beside(self, nbytes: int) -> Toolchain[Source, Code]:
+        """The toolchain for a program beside whose own memory a step holds so many bytes.
+
+        A memory budget is one of both.
+        """
+        ...
+
     def tuned(self, chosen: Chosen) -> Toolchain[Source, Code]:
         """The toolchain with some fields of its target as a search chose them."""
         ...

@@ -119,6 +119,8 @@ class Plan:
     kernels: tuple[KernelFacts, ...] = ()
     again: tuple[KernelFacts, ...] = ()  # calls that are made a second time, for a memory budget
     uncut: int = 0  # bytes of the arena without that budget
+    most: int = 0  # bytes that a step may take with that budget; 0 where there is none
+    held: int = 0  # of them, what was known to lie beside the program's own memory
 
     @property
     def scratch(self) -> int:
@@ -158,6 +160,7 @@ def _conditions(plan: Plan, graph: Graph, constants: Mapping[str, np.ndarray]) -
         is_inside = slot.offset >= 0 and 0 <= slot.nbytes <= plan.arena - slot.offset
         is_given = slot.offset == -1 and (i in outside or slot.nbytes == 0)
         yield is_inside or is_given
+    yield plan.most >= 0 and plan.held >= 0
     yield all(e.iterations >= 0 and e.scratch >= 0 for e in plan.entries)
     yield _can_follow(plan, plan.steps, 1)
 

@@ -91,6 +91,8 @@ class Program:
     cooperative: tuple[CooperativeLaunch, ...] = ()  # phases that a GPU runs as one launch
     again: tuple[Rerun, ...] = ()  # what a memory budget lets run a second time
     uncut: int = 0  # bytes of the arena without the budget; 0 where there is none to meet
+    most: int = 0  # bytes that a step may take with a budget; 0 where there is none
+    held: int = 0  # of them, what was known to lie beside the program's own memory
     bindings: Bindings = field(default_factory=Bindings)  # what each buffer holds
 
     def calls(self) -> Iterator[Call]:

@@ -23,7 +23,7 @@ class Recomputation:
     moved_share: int = 16  # chosen
     trials: int = 256  # choices that are looked at, each a few milliseconds: chosen
     # An arena has gaps: how often less is asked for, and how much less at least, of the budget.
-    attempts: int = 6  # chosen
+    attempts: int = 5  # chosen
     part: int = 64  # chosen
 
 

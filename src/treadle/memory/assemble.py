@@ -42,6 +42,8 @@ def assemble(program: Program, buffers: BufferPlan, target: Target = CPU) -> Pla
         _facts(program, kernels, numbers),
         _again(program),
         program.uncut,
+        program.most,
+        program.held,
     )
 
 

@@ -25,7 +25,7 @@ from treadle.recognition.sketch import Sketch
 
 MOST_SOURCES = 3  # candidates of images, and of weights: chosen, the others are views of views
 MOST_PRODUCTS = 128  # of a sum: chosen, a kernel of 11 by 11 has 121
-_VIEWS = frozenset([RESHAPE, PERMUTE, CAST])  # a cast changes no element over the reals
+VIEWS = frozenset([RESHAPE, PERMUTE, CAST])  # a cast changes no element over the reals
 Shape = tuple[int, ...]
 
 
@@ -57,12 +57,12 @@ def _sum_of(flow: Flow, position: int) -> tuple[int, list[int]]:
     while len(flow.users[at]) == 1 and len(products) < MOST_PRODUCTS:
         before, at = at, flow.users[at][0]
         user = flow.graph.nodes[at]
-        if user.op in _VIEWS:
+        if user.op in VIEWS:
             continue
         others = [v for v in user.operands if v.node != before]
         if user.op is not ADD or len(others) != 1:
             break
-        term = _unviewed(flow, others[0])
+        term = unviewed(flow, others[0])
         if flow.node(term).op is not op:
             break
         products.append(term.node)
@@ -70,8 +70,8 @@ def _sum_of(flow: Flow, position: int) -> tuple[int, list[int]]:
     return root, products
 
 
-def _unviewed(flow: Flow, value: Value) -> Value:
-    while flow.node(value).op in _VIEWS:
+def unviewed(flow: Flow, value: Value) -> Value:
+    while flow.node(value).op in VIEWS:
         value = flow.node(value).operands[0]
     return value
 
@@ -80,7 +80,7 @@ def _is_windowed(flow: Flow, node: Node) -> bool:
     """Whether an operand of a product is made of windows, or of parts that are joined."""
     if node.op is not CONTRACT:
         return False
-    made = (flow.node(_unviewed(flow, v)).op for v in node.operands)
+    made = (flow.node(unviewed(flow, v)).op for v in node.operands)
     return any(op in (WINDOW, CONCAT) for op in made)
 
 
@@ -88,19 +88,19 @@ def _families(
     flow: Flow, products: Sequence[int]
 ) -> Iterator[tuple[tuple[Value, ...], tuple[Value, ...]]]:
     """Values that all first operands of products are parts of, and all second ones; or reversed."""
-    above = [[_above(flow, v) for v in flow.graph.nodes[p].operands] for p in products]
+    above = [[sources(flow, v) for v in flow.graph.nodes[p].operands] for p in products]
     for sides in ((0, 1), (1, 0)):
-        x, w = (_common([pair[i] for pair in above]) for i in sides)
+        x, w = (common_of([pair[i] for pair in above]) for i in sides)
         if x and w:
             yield tuple(x), tuple(w)
 
 
-def _above(flow: Flow, value: Value) -> list[Value]:
+def sources(flow: Flow, value: Value) -> list[Value]:
     """A value and what alone decides it, the nearest first."""
     return [value, *(cut.x for cut in flow.cuts(value))]
 
 
-def _common(chains: Sequence[list[Value]]) -> list[Value]:
+def common_of(chains: Sequence[list[Value]]) -> list[Value]:
     others = [set(chain) for chain in chains[1:]]
     return [v for v in chains[0] if all(v in other for other in others)]
 
@@ -110,7 +110,7 @@ def _roots(flow: Flow, position: int) -> list[Value]:
     found = [Value(position)]
     while len(flow.users[position]) == 1:
         position = flow.users[position][0]
-        if flow.graph.nodes[position].op not in _VIEWS:
+        if flow.graph.nodes[position].op not in VIEWS:
             break
         found.append(Value(position))
     return found[::-1]
@@ -183,9 +183,9 @@ def _attributes(
     choices = [
         [
             (pad, stride, dilation)
-            for pad in _paddings(region)
-            for stride in _strides(region)
-            for dilation in _dilations(region)
+            for pad in paddings_of(region)
+            for stride in strides_of(region)
+            for dilation in dilations_of(region)
             if n + sum(pad) >= dilation * (k - 1) + 1
             and windows(n + sum(pad), k, stride, dilation) == m
         ]
@@ -196,7 +196,7 @@ def _attributes(
         yield c.Conv(strides, pads, dilations, groups)
 
 
-def _paddings(region: Graph) -> list[tuple[int, int]]:
+def paddings_of(region: Graph) -> list[tuple[int, int]]:
     found: dict[tuple[int, int], None] = {}
     for node in region.nodes:
         if node.op is PAD and isinstance(node.attributes, Pad):
@@ -205,7 +205,7 @@ def _paddings(region: Graph) -> list[tuple[int, int]]:
     return [*found, (0, 0)]
 
 
-def _strides(region: Graph) -> list[int]:
+def strides_of(region: Graph) -> list[int]:
     found = {1}
     for node in region.nodes:
         match node.attributes:
@@ -214,7 +214,7 @@ def _strides(region: Graph) -> list[int]:
     return sorted(found)
 
 
-def _dilations(region: Graph) -> list[int]:
+def dilations_of(region: Graph) -> list[int]:
     """Those of windows, and the least distance between parts along an axis."""
     found, starts = {1}, dict[tuple[Shape, int], set[int]]()
     for node in region.nodes:

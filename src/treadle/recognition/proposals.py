@@ -15,16 +15,20 @@ from functools import cached_property
 from treadle.base.dtypes import DType, accumulator
 from treadle.ir import composites as c
 from treadle.ir.graph import Graph, Value
+from treadle.ir.literal import ArrayLiteral
 from treadle.ir.op import NONE, Attributes, Op, Precision
 from treadle.ir.ops import elementwise as e
 from treadle.ir.ops.leaves import CONSTANT, Constant
-from treadle.ir.ops.reductions import REDUCE_SUM, Reduce
+from treadle.ir.ops.reductions import REDUCE_MAX, REDUCE_MIN, REDUCE_SUM, Reduce
+from treadle.ir.ops.shaping import Broadcast
 from treadle.ir.types import TensorType
 from treadle.recognition.regions import numbers_of, ops_of
 from treadle.recognition.sketch import Sketch
 
 MOST_EPS = Fraction(1, 8)  # of a norm: chosen, usual ones are below 10⁻³
 Shape = tuple[int, ...]
+ELEMENTWISE = frozenset(op for op in vars(e).values() if isinstance(op, Op))
+REDUCING = frozenset([REDUCE_SUM, REDUCE_MAX, REDUCE_MIN, c.MEAN, c.LOGSUMEXP, c.VAR])
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,30 @@ class Region:
                 found[self.graph.type_of(node.operands[0]).shape, axes] = None
         return list(found)
 
+    @property
+    def reduces(self) -> bool:
+        """Whether something is reduced in it."""
+        return bool(self.ops & REDUCING)
+
+    @cached_property
+    def repeats(self) -> bool:
+        """Whether its result is the same all along an axis of several elements, by its views."""
+        same: list[set[int]] = []  # axes along which each node's value is the same
+        for node in self.graph.nodes:
+            rank, operands = node.types[0].rank, [same[v.node] for v in node.operands]
+            found: set[int] = set()
+            match node.attributes:
+                case Broadcast(_, axes):
+                    (inner,) = operands
+                    found = {i for i in range(rank) if i not in axes or axes.index(i) in inner}
+                case Constant(number) if not isinstance(number, ArrayLiteral):
+                    found = set(range(rank))
+                case _ if node.op in ELEMENTWISE and operands:
+                    found = set.intersection(*operands)
+            same.append(found)
+        result = self.graph.outputs[0].value.node
+        return any(self.type.shape[axis] > 1 for axis in same[result])
+
     @cached_property
     def dtype(self) -> DType:
         """The widest float of what is computed in it."""
@@ -93,11 +121,11 @@ Propose = Callable[[Region], Iterator[Graph]]
 def _applied(region: Region, op: Op, attributes: Attributes = NONE) -> Graph:
     """A composite of the region's input, in the dtype that the precision pass would choose."""
     sketch = Sketch(region.inputs)
-    value = sketch.add(op, attributes, _operand(sketch, region, op))
+    value = sketch.add(op, attributes, operand_of(sketch, region, op))
     return sketch.result(sketch.reshaped(value, region.type.shape), region.type)
 
 
-def _operand(sketch: Sketch, region: Region, op: Op) -> Value:
+def operand_of(sketch: Sketch, region: Region, op: Op) -> Value:
     x = sketch.inputs[0]
     if op.precision is Precision.FIRST:
         return x if region.wide is accumulator(region.x.dtype) else sketch.cast(x, region.wide)
@@ -107,7 +135,7 @@ def _operand(sketch: Sketch, region: Region, op: Op) -> Value:
 
 def activations(region: Region) -> Iterator[Graph]:
     """Functions of an element."""
-    if region.x.shape != region.type.shape:
+    if region.x.shape != region.type.shape or region.reduces or region.repeats:
         return
     if e.EXP in region.ops or c.SIGMOID in region.ops or e.TANH in region.ops:
         yield _applied(region, c.SILU)
@@ -121,6 +149,8 @@ def activations(region: Region) -> Iterator[Graph]:
 def softmaxes(region: Region) -> Iterator[Graph]:
     """Softmax, its logarithm, and the logarithm of a sum of exponentials."""
     has_log = e.LOG in region.ops or c.LOGSUMEXP in region.ops
+    if region.repeats:
+        return
     for shape, axes in region.sums:
         if shape != region.x.shape:
             continue
@@ -155,7 +185,7 @@ def _masked_softmax(region: Region, flag: Value, axis: int, is_hidden: bool) -> 
 def norms(region: Region) -> Iterator[Graph]:
     """Layer, RMS, batch, group and instance norms, without weights."""
     shape = region.x.shape
-    if region.type.shape != shape:
+    if region.type.shape != shape or region.repeats:
         return
     eps = [float(n) for n in region.numbers if 0 < n < MOST_EPS] or [0.0]
     for summed, axes in region.sums:
@@ -182,7 +212,7 @@ def _batch_norm(region: Region, channels: int, eps: float) -> Graph:
     others = [i for i in range(rank) if i != channels]
     order = (others[0], channels, *others[1:])
     sketch = Sketch(region.inputs)
-    x = _operand(sketch, region, c.BATCH_NORM)
+    x = operand_of(sketch, region, c.BATCH_NORM)
     normed = sketch.add(c.BATCH_NORM, c.BatchNorm(eps), sketch.permuted(x, order))
     back = tuple(order.index(i) for i in range(rank))
     return sketch.result(sketch.permuted(normed, back), region.type)

@@ -42,6 +42,7 @@ class _Recognition:
             if graph is before:
                 break
         graph = self._pass(graph, self.search.convolutions)
+        graph = self._pass(graph, self.search.pools)
         graph = self._pass(graph, self.search.losses)
         graph = self._pass(graph, self.search.weights)
         graph = canonicalise(graph) if self.found else graph

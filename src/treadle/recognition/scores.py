@@ -103,27 +103,59 @@ def _products(flow: Flow, axes: Axes, value: Value, groups: Groups) -> Scores | 
     x, y = node.operands
     depth = axes.new(flow.graph.type_of(x).shape[left.index(summed[0])])
     names[summed[0]] = depth
-    both = (Labelled(v, tuple(names[i] for i in of)) for v, of in ((x, left), (y, right)))
-    first, second = both
-    return Scores((first, second), depth)
+    first, by_first = _unscaled(flow, axes, Labelled(x, tuple(names[i] for i in left)))
+    second, by_second = _unscaled(flow, axes, Labelled(y, tuple(names[i] for i in right)))
+    return Scores((first, second), depth, by_first * by_second)
+
+
+def _unscaled(flow: Flow, axes: Axes, labelled: Labelled) -> tuple[Labelled, float]:
+    """What an operand is a number times, or a view of that, and the number.
+
+    Scores that are multiplied by it instead need nobody to store the multiple.
+    """
+    found, factor = labelled, 1.0
+    value, groups = labelled.value, labelled.groups
+    while True:
+        node = flow.node(value)
+        if node.op in (PERMUTE, RESHAPE):
+            before = viewed(flow, axes, value, groups)
+            if before is None:
+                return found, factor
+            value, groups = node.operands[0], before
+            continue
+        pair = _times_number(flow, value)
+        if pair is None:
+            return found, factor
+        value, factor = pair[0], factor * pair[1]
+        found = Labelled(value, groups)
+
+
+def _times_number(flow: Flow, value: Value) -> tuple[Value, float] | None:
+    """A value and the finite number, not 0, that it is multiplied by or divided by."""
+    node = flow.node(value)
+    if node.op not in (e.MUL, e.DIV):
+        return None
+    pairs = [node.operands] if node.op is e.DIV else [node.operands, node.operands[::-1]]
+    for inner, other in pairs:
+        number = number_of(flow.graph, other)
+        if number is not None and math.isfinite(float(number)) and number != 0:
+            return inner, float(number) if node.op is e.MUL else 1 / float(number)
+    return None
 
 
 def _scaled(flow: Flow, axes: Axes, value: Value, groups: Groups) -> Scores | None:
     """Times a number, or divided by one; what was hidden stays hidden by a positive one."""
-    node = flow.node(value)
-    pairs = [node.operands] if node.op is e.DIV else [node.operands, node.operands[::-1]]
-    for inner, other in pairs:
-        number = number_of(flow.graph, other)
-        if number is None or not math.isfinite(float(number)) or number == 0:
-            continue
-        found = scores_of(flow, axes, inner, groups)
-        factor = float(number) if node.op is e.MUL else 1 / float(number)
-        if found is None:
-            continue
-        stays = all(t.is_mask and t.number * factor <= HIDES for t in found.terms)
-        if not found.terms or factor == 1 or (factor > 0 and stays):
-            terms = tuple(replace(t, number=t.number * factor) for t in found.terms)
-            return replace(found, scale=found.scale * factor, terms=terms)
+    pair = _times_number(flow, value)
+    if pair is None:
+        return None
+    inner, factor = pair
+    found = scores_of(flow, axes, inner, groups)
+    if found is None:
+        return None
+    stays = all(t.is_mask and t.number * factor <= HIDES for t in found.terms)
+    if not found.terms or factor == 1 or (factor > 0 and stays):
+        terms = tuple(replace(t, number=t.number * factor) for t in found.terms)
+        return replace(found, scale=found.scale * factor, terms=terms)
     return None
 
 

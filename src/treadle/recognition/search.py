@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from treadle.base.errors import TreadleError
 from treadle.base.rewrites import Exactness
+from treadle.ir import composites as c
 from treadle.ir.graph import Graph, GraphBuilder, Output, Value
 from treadle.ir.op import Op
 from treadle.ir.rewrite import copied, inline_into, remove_dead_code, walk
 from treadle.kernel.target import Target
-from treadle.recognition import affine, attention, convolutions, losses
+from treadle.recognition import affine, attention, convolutions, losses, pools
 from treadle.recognition.attention_graph import AttentionGraph
 from treadle.recognition.convolutions import Written
 from treadle.recognition.judge import Verdict, judge, saturated, sums_nothing
+from treadle.recognition.pools import Parts
 from treadle.recognition.proposals import (
     FEW_ROOTS,
     PROPOSALS,
@@ -211,6 +213,31 @@ class Search:
         for x, w in product(images[::-1][:most], weights[::-1][:most]):
             if x != w and type_of(x).is_float and type_of(w).is_float:
                 found = self._found(flow, _convolutions, match.root, (x, w))
+                if found is not None:
+                    return found
+        return None
+
+    def pools(self, graph: Graph) -> list[Found]:
+        """Maxima and means of windows."""
+        flow, found, taken = Flow(graph), list[Found](), set[int]()
+        for match in pools.written(flow):
+            if match.root.node not in taken:
+                entry = self._pool(flow, match)
+                if entry is not None:
+                    found.append(entry)
+                    taken |= set(flow.between(match.root, set(entry.inputs)))
+        return found
+
+    def _pool(self, flow: Flow, match: Parts) -> Found | None:
+        """Of equal elements of a window the first has the gradient of pooling's maximum."""
+        result = flow.graph.type_of(match.root)
+        for x in match.images[::-1][: convolutions.MOST_SOURCES]:
+            type_ = flow.graph.type_of(x)
+            if type_.is_float and pools.may_be(type_.shape, result.shape):
+                found = self._found(flow, pools.proposals, match.root, (x,))
+                if found is not None and found.name == c.MAX_POOL.name:
+                    verdict = Verdict(Exactness.TIES, found.verdict.status)
+                    found = replace(found, verdict=verdict)
                 if found is not None:
                     return found
         return None

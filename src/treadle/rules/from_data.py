@@ -40,9 +40,12 @@ def driven(rule: DataRule) -> Rule:
                 return None
         names |= {name: match.type_of(name) for name in compiled.tensors}
         names |= {name: match.number(name) for name in numbers}
-        for name, compute in compiled.lets:
-            names[name] = compute(names)
-        return names if all(holds(names) for holds in compiled.conditions) else None
+        try:
+            for name, compute in compiled.lets:
+                names[name] = compute(names)
+            return names if all(holds(names) for holds in compiled.conditions) else None
+        except (IndexError, ValueError):  # what has no value: see expressions.py
+            return None
 
     def condition(match: Match) -> bool:
         return bound(match) is not None

@@ -109,11 +109,11 @@ class TrainStep:
         session.declare(types)
         self._own += [n for n in types if n not in self._own]
         self.hyperparameters = Hyperparameters(session, self._plan, recipe.naming)
+        report.state_bytes = session.nbytes  # a memory budget is of these too
         # Compiled now rather than at the first step: errors and seconds belong here.
         self._programs.built(inputs).step(self._mode(), UNWATCHED)
         first.write()
         self._start()
-        report.state_bytes = session.nbytes
         give_back_memory()
         self._is_ready = True
 

@@ -46,6 +46,7 @@ class CpuToolchain:
 
     processor: Processor
     chosen: Chosen = ()
+    held: int = 0  # bytes beside a program, of which a memory budget is too
     damage: tuple[type[Exception], ...] = (RuntimeError, LookupError, ValueError, TypeError)
     languages: tuple[str, ...] = ("llvm", "assembly")
 
@@ -65,11 +66,14 @@ class CpuToolchain:
     @property
     def versions(self) -> tuple[str, ...]:
         processor = self.processor
-        return processor.cpu, processor.features, str(processor.machine), compiler_version()
+        # Under a budget every thread's scratch counts.
+        held = (f"{self.held} {default_threads()}",) if self.held else ()
+        machine = str(processor.machine)
+        return processor.cpu, processor.features, machine, compiler_version(), *held
 
     def schedule(self, graph: Graph, options: CompileOptions) -> Program:
         panel = 2 * self.processor.width  # columns of a matmul's panel: two vectors
-        return scheduled(graph, options, self.target, panel)
+        return scheduled(graph, options, self.target, panel, self.held, default_threads())
 
     def render(self, program: Program) -> list[str]:
         return render_parts(program, self.processor.machine)
@@ -97,7 +101,10 @@ class CpuToolchain:
         return replace(self, chosen=chosen)
 
     def as_for(self, program: NativeProgram) -> CpuToolchain:
-        return CpuToolchain(program.target, program.chosen)
+        return CpuToolchain(program.target, program.chosen, program.plan.held)
+
+    def beside(self, nbytes: int) -> CpuToolchain:
+        return replace(self, held=nbytes)
 
     def text(self, kernel: Kernel, language: str) -> str:
         source = render_kernel(kernel, self.processor.machine)

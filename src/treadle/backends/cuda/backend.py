@@ -50,6 +50,7 @@ class CudaToolchain:
     is_deterministic: bool = False
     without: frozenset[LibraryCallKey] = frozenset()
     chosen: Chosen = ()
+    held: int = 0  # bytes beside a program, of which a memory budget is too
     is_for_loading: bool = True  # what it schedules is loaded afterwards
     title: str = ""
     damage: tuple[type[Exception], ...] = (LookupError, ValueError, TypeError, RescheduleError)
@@ -87,14 +88,14 @@ class CudaToolchain:
     def versions(self) -> tuple[str, ...]:
         here = device()
         libraries = f"{compiler_version()} {blas_version()} {dnn_version()}"
-        return here.name, here.architecture, str(here.most_shared), libraries
+        return here.name, here.architecture, str(here.most_shared), libraries, str(self.held)
 
     def schedule(self, graph: Graph, options: CompileOptions) -> Program:
         target = self.target if options.recompute else with_choices(self.target, KEEP_ALL)
         if self.is_for_loading and target.has_conv and _calls_dnn(graph):
             begin_dnn()
             begin_workers(_workers_for(graph))
-        return scheduled(graph, options, target)
+        return scheduled(graph, options, target, held=self.held)
 
     def render(self, program: Program) -> CudaSource:
         return render_program(program)
@@ -141,8 +142,11 @@ class CudaToolchain:
         return replace(self, chosen=chosen)
 
     def as_for(self, program: CudaProgram) -> CudaToolchain:
-        without, chosen = program.without, program.chosen
-        return replace(self, without=without, chosen=chosen, is_for_loading=False)
+        made = replace(self, without=program.without, chosen=program.chosen)
+        return replace(made, held=program.plan.held, is_for_loading=False)
+
+    def beside(self, nbytes: int) -> CudaToolchain:
+        return replace(self, held=nbytes)
 
     def text(self, kernel: Kernel, language: str) -> str:
         return render_kernel(kernel)

@@ -77,6 +77,7 @@ class WebGpuToolchain:
 
     limits: WebGpuLimits = BASE
     chosen: Chosen = ()
+    held: int = 0  # bytes beside a program, of which a memory budget is too
     damage: tuple[type[Exception], ...] = (LookupError, ValueError, TypeError)
     languages: tuple[str, ...] = ("wgsl",)
 
@@ -94,12 +95,12 @@ class WebGpuToolchain:
 
     @property
     def versions(self) -> tuple[str, ...]:
-        return (repr(self.limits),)
+        return repr(self.limits), str(self.held)
 
     def schedule(self, graph: Graph, options: CompileOptions) -> Program:
         refuse_wide(graph)
         target = self.target if options.recompute else with_choices(self.target, KEEP_ALL)
-        return in_words(scheduled(graph, options, target), self.limits.has_f16)
+        return in_words(scheduled(graph, options, target, held=self.held), self.limits.has_f16)
 
     def render(self, program: Program) -> Shaders:
         return render_program(program, self.limits.has_f16)
@@ -127,7 +128,10 @@ class WebGpuToolchain:
         return replace(self, chosen=chosen)
 
     def as_for(self, program: WebGpuProgram) -> WebGpuToolchain:
-        return replace(self, chosen=program.chosen)
+        return replace(self, chosen=program.chosen, held=program.plan.held)
+
+    def beside(self, nbytes: int) -> WebGpuToolchain:
+        return replace(self, held=nbytes)
 
     def text(self, kernel: Kernel, language: str) -> str:
         return render_kernel(kernel)
