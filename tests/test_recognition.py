@@ -337,6 +337,24 @@ def test_attention_in_float32(name: str) -> None:
     assert heads == (1 if name == "repeated" else 2), "keys that are repeated are read once"
 
 
+@pytest.mark.parametrize(
+    "scores_of",
+    [
+        lambda q, k: (q * 0.5) @ k.mT,
+        lambda q, k: q @ (k / 2).mT,
+        lambda q, k: (q / 4).reshape(2, 2, 16, 4) @ (k.mT * 2),
+        lambda q, k: td.einsum("bhqd,bhkd->bhqk", q.permute(1, 0, 2, 3) / 2, k.permute(1, 0, 2, 3)).permute(1, 0, 2, 3),
+    ],
+)  # fmt: skip
+def test_scaled_queries_are_scaled_scores(scores_of: Callable[..., Any]) -> None:
+    """Nobody stores the multiple."""
+    _, after = found_in(lambda q, k, v: td.softmax(scores_of(q, k), -1) @ v, Q, Q, Q)
+    (node,) = (n for n in after.nodes if n.op is c.ATTENTION)
+    assert isinstance(node.attributes, c.Attention)
+    assert node.attributes.scale == 0.5
+    assert not {n.op.name for n in after.nodes} & {"mul", "div"}
+
+
 def shifted(x, w, pad=1, stride=1, dilation=1):
     padded = td.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
     h, n = ((m + 2 * pad - 2 * dilation - 1) // stride + 1 for m in x.shape[2:])

@@ -45,8 +45,8 @@ def entry_graph(name: str) -> Any:
 def main() -> None:
     from families import ZOO
 
+    from checked_kernels import step_graph
     from models import WORKLOADS
-    from replay import step_graph
     from treadle.kernel import cost
     from treadle.kernel.target import GPU
     from treadle.memory.peak import memory_view
