@@ -183,7 +183,9 @@ def build_gradients(
             "apply_precision", traced, lambda g: _narrowed(g, recipe, history), *but
         )
     with report.stage("recognise"):
-        narrowed = passed("recognise", with_casts, lambda g: _recognised(g, report, recipe.options))
+        narrowed = passed(
+            "recognise", with_casts, lambda g: _recognised(g, report, recipe.options, True)
+        )
     _refuse_trained_weight(recipe, narrowed, plan)
     with report.stage("differentiate"):
         graph = narrowed if recipe.backward else _differentiated(narrowed, plan, report).graph
@@ -235,7 +237,7 @@ def _small_gradient(
             continue  # the user's function, of these sizes alone
         narrowed = apply_precision(traced, recipe.precision)
         aside = CompileReport(report.device, report.precision)
-        graph = _recognised(narrowed, aside, recipe.options)
+        graph = _recognised(narrowed, aside, recipe.options, True)
         wrt = [n for n in plan.parameters if n in graph.leaves]
         # Numbers that are near were taken for equal: then it is the gradient of what came of it.
         is_equal = all(r.exactness is Exactness.EXACT for r in aside.recognised)
@@ -253,9 +255,11 @@ def recognise(
     target: Target = CPU,
     report: CompileReport | None = None,
     numerics: str = "equal",
+    is_differentiated: bool = False,
 ) -> Graph:
     """The graph in canonical form, before it is differentiated, with composites for what is
-    written out by hand, as the target has kernels for them.
+    written out by hand, as the target has kernels for them. What has other gradients than the
+    composite at equal elements, maxima of windows, stays where `is_differentiated`.
 
     `numerics="strict"` leaves everything as it is written. The report counts rules, and has what
     was recognised where.
@@ -267,11 +271,15 @@ def recognise(
     # It brings normal forms and finite fields: importing Treadle stays light.
     from treadle.recognition.recognise import recognised
 
-    return recognised(canonical, target, counts, [] if report is None else report.recognised)
+    found = [] if report is None else report.recognised
+    return recognised(canonical, target, counts, found, is_differentiated)
 
 
-def _recognised(graph: Graph, report: CompileReport, options: CompileOptions) -> Graph:
-    return recognise(graph, target_of(report.device), report, options.numerics)
+def _recognised(
+    graph: Graph, report: CompileReport, options: CompileOptions, is_differentiated: bool
+) -> Graph:
+    target = target_of(report.device)
+    return recognise(graph, target, report, options.numerics, is_differentiated)
 
 
 def optimize(
@@ -473,7 +481,7 @@ def _without_gradient(
     """The stages of a step that forward and evaluation programs pass through."""
     checked, passed = check_of(options), Passing(report, options, check_of(options))
     with_casts = passed("apply_precision", checked(traced), lambda g: apply_precision(g, precision))
-    recognised = passed("recognise", with_casts, lambda g: _recognised(g, report, options))
+    recognised = passed("recognise", with_casts, lambda g: _recognised(g, report, options, False))
     with_params = checked(with_eval_params(recognised, eval_params))
     graph = passed("optimize", with_params, lambda g: optimized(g, report, options))
     passed.finish()

@@ -13,7 +13,6 @@ class Exactness(Enum):
 
     EXACT = "exact"  # equal over the reals
     ROUNDED = "rounded constants"  # but for constants that differ by two ulps at most
-    TIES = "first of equals"  # but for gradients: the first of equals has all, not each a share
     SATURATING = "saturating mask"  # but for a finite number that hides scores, taken for −∞
 
 

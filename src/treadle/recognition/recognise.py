@@ -21,17 +21,25 @@ MOST_CHAINS = 16  # recurrences of a graph: chosen, layers that are unrolled one
 MOST_ROUNDS = 3  # in which what was found is part of something larger: chosen
 
 
-def recognised(graph: Graph, target: Target, fired: Counter[str], found: list[Recognised]) -> Graph:
+def recognised(
+    graph: Graph,
+    target: Target,
+    fired: Counter[str],
+    found: list[Recognised],
+    is_differentiated: bool = False,
+) -> Graph:
     """A canonical graph with composites in place of what is written out; bodies of calls too."""
-    return _Recognition(target, fired, found, len(graph.nodes)).run(graph)
+    search = Search(len(graph.nodes), is_differentiated)
+    return _Recognition(target, fired, found, search).run(graph)
 
 
 class _Recognition:
     """The state of one run: comparisons that were made, and bodies that layers share."""
 
-    def __init__(self, target: Target, fired: Counter[str], found: list[Recognised], nodes: int):
-        self.target, self.fired, self.found = target, fired, found
-        self.search = Search(nodes)
+    def __init__(
+        self, target: Target, fired: Counter[str], found: list[Recognised], search: Search
+    ):
+        self.target, self.fired, self.found, self.search = target, fired, found, search
         self.bodies: dict[Graph, Graph] = {}
 
     def run(self, graph: Graph) -> Graph:

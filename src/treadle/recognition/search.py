@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from treadle.base.errors import TreadleError
@@ -56,7 +56,8 @@ class Found:
 class Search:
     """What was compared already: layers repeat the same regions."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, is_differentiated: bool) -> None:
+        self._is_differentiated = is_differentiated
         self._attentions: dict[tuple[Graph, Graph], Verdict | None] = {}
         self._known: dict[tuple[Propose, Graph], tuple[Graph, Verdict] | None] = {}
         self._left = MOST_IN_VAIN + FOR_A_NODE * nodes
@@ -229,17 +230,17 @@ class Search:
         return found
 
     def _pool(self, flow: Flow, match: Parts) -> Found | None:
-        """Of equal elements of a window the first has the gradient of pooling's maximum."""
+        """Maxima in graphs without gradients alone: of equal elements of a window the first has
+        the gradient of `max_pool`, where `td.max` shares it.
+        """
         result = flow.graph.type_of(match.root)
         for x in match.images[::-1][: convolutions.MOST_SOURCES]:
             type_ = flow.graph.type_of(x)
             if type_.is_float and pools.may_be(type_.shape, result.shape):
                 found = self._found(flow, pools.proposals, match.root, (x,))
-                if found is not None and found.name == c.MAX_POOL.name:
-                    verdict = Verdict(Exactness.TIES, found.verdict.status)
-                    found = replace(found, verdict=verdict)
                 if found is not None:
-                    return found
+                    is_max = found.name == c.MAX_POOL.name
+                    return None if is_max and self._is_differentiated else found
         return None
 
     def _found(

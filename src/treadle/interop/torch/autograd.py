@@ -173,7 +173,7 @@ class Autograd:
         checked, report = check_of(forward.options), forward.report
         narrowed = checked(apply_precision(checked(traced.graph), forward.precision))
         target = target_of(report.device)
-        found = recognise(narrowed, target, report, forward.options.numerics)
+        found = recognise(narrowed, target, report, forward.options.numerics, True)
         return replace(traced, graph=checked(found))
 
     def loaded(self, graph: Graph, name: str) -> Executable:
