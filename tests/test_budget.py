@@ -173,8 +173,7 @@ def test_a_step_under_a_budget_trains_bit_for_bit_the_same(
 
 def test_the_forecast_is_what_the_program_has(plain: td.TrainStep, cut: td.TrainStep) -> None:
     whole, less = plain.report.programs[0], cut.report.programs[0]
-    assert cut.report.peak_bytes <= 0.7 * plain.report.peak_bytes
-    assert less.arena < whole.arena == less.uncut
+    assert less.arena <= 0.7 * whole.arena == 0.7 * less.uncut
     memory = cut.memory
     assert memory is not None
     assert (memory.arena, memory.uncut) == (less.arena, whole.arena)
@@ -200,8 +199,9 @@ def test_what_libraries_work_in_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(NativeProgram, "workspace", property(lambda self: room))
     monkeypatch.setattr(CpuToolchain, "load", loaded)
     monkeypatch.setenv("TREADLE_CACHE", "off")
-    plain, less = (compiled(budget).report for budget in (None, 0.7))
-    assert less.peak_bytes <= 0.7 * plain.peak_bytes
+    plain = compiled().report
+    less = compiled(most := int(0.8 * plain.peak_bytes)).report
+    assert less.peak_bytes <= most
     assert times == [0, less.state_bytes, less.state_bytes + room]
     assert compiled(plain.peak_bytes).report.programs[0].uncut == 0
 
@@ -247,7 +247,7 @@ def test_steps_are_within_their_budgets(graph: Graph, target: Target) -> None:
     costs = []
     for budget in (0.9, int(0.75 * (arena + beside))):
         less = scheduled(graph, td.CompileOptions(memory_budget=budget), target, held=held)
-        most = budget if isinstance(budget, int) else budget * (arena + beside)
+        most = budget if isinstance(budget, int) else budget * arena + beside
         assert plan_buffers(less, target).size + beside <= most
         assert less.uncut == arena
         costs.append(sum(r.flops for r in less.again))

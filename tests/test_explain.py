@@ -30,7 +30,7 @@ class Block(nn.Module):
     def forward(self, x):
         return x + self.down(td.gelu(self.up(self.norm(x))))
 
-def train(budget: float = 0.85, second: bool = False):
+def train(budget: float = 0.8, second: bool = False):
     print("hello")
     options = td.CompileOptions(memory_budget=budget)
     model = nn.Sequential(*(Block(64) for _ in range(4)))

@@ -35,8 +35,8 @@ class CompileOptions:
     leaves out rules that put a cheaper equal graph in place of the one that was written and
     differentiated. `recompute=False` keeps on a GPU what the backward pass would compute anew to
     save memory. `memory_budget` is the most that a training step may take, as `peak_bytes` of its
-    report says: bytes, text as in "2GiB", or a fraction of what it takes without; kernels run a
-    second time for it. `deterministic=True`
+    report says, in bytes or as text ("2GiB"), or the fraction that is left of its arena, of what is
+    temporary; kernels run a second time for it. `deterministic=True`
     gives the same bits in every run on a GPU too, where the fastest gradients of attention and
     convolutions may not; a CPU always does. `check_indices` looks at integers of the batch that are
     used as indices, before anything runs: one that is out of range is an error. `debug=True` makes
@@ -89,7 +89,7 @@ class CompileOptions:
 
 
 def as_budget(given: object) -> int | float | None:
-    """A memory budget: whole bytes, or a fraction of what is taken without one."""
+    """A memory budget: whole bytes of a step, or the fraction that is left of its arena."""
     if given is None:
         return None
     found = bytes_in(given) if isinstance(given, str) else given
@@ -101,7 +101,7 @@ def as_budget(given: object) -> int | float | None:
         "CompileOptions",
         f"memory_budget is {given!r}",
         'Give bytes as a whole number or as text ("2GiB", "800MB"), or a fraction above 0 and at '
-        "most 1.0 of what is taken without a budget.",
+        "most 1.0 of what is temporary without a budget.",
     )
 
 

@@ -32,10 +32,10 @@ def scheduled(
 ) -> Program:
     """The program of a graph as the options ask for it.
 
-    A budget is one of all that a step takes: the arena, constants and results, scratch of so many
-    threads, and what is held beside the program. What runs again comes from a forecast of what
-    lives at one time; an arena with gaps is a little larger, so that less is asked for until it
-    fits.
+    A budget in bytes is one of all that a step takes: the arena, constants and results, scratch of
+    so many threads, and what is held beside the program. A part is one of the arena, as nothing
+    else can be cut. What runs again comes from a forecast of what lives at one time; an arena with
+    gaps is a little larger, so that less is asked for until it fits.
     """
     in_place, budget = not options.debug, options.memory_budget
     if budget is None:
@@ -45,24 +45,28 @@ def scheduled(
     lowered = lower(graph, options.optimize, panel, in_place, target, with_parts)
     whole = mapped(lowered, options.optimize, target)
     arena = plan_buffers(whole, target).size
-    all_bytes = arena + _outside(whole, threads) + held
-    most = budget if isinstance(budget, int) else int(budget * all_bytes)
+    beside = _outside(whole, threads) + held
+    all_bytes, is_part = arena + beside, isinstance(budget, float)
+    most = int(budget * arena) + beside if is_part else int(budget)
+    # What libraries work in is known later, and is no part of an arena.
+    limits = {"most": 0 if is_part else most, "held": held}
     if all_bytes <= most:
-        return replace(whole, most=most, held=held)
+        return replace(whole, **limits)
     sizes = [all_bytes]
-    for wanted in _wanted(arena, most - (all_bytes - arena), target, sizes):
+    for wanted in _wanted(arena, most - beside, target, sizes):
         found = mapped(reduced(lowered, wanted, target), options.optimize, target, wanted)
         sizes.append(plan_buffers(found, target).size + _outside(found, threads) + held)
         if sizes[-1] <= most:
-            return replace(found, uncut=arena, most=most, held=held)
+            return replace(found, uncut=arena, **limits)
     least = min(sizes)
+    part = math.ceil(1000 * (least - beside) / arena) / 1000
     raise OutOfMemoryError(
         "compile",
-        f"memory_budget = {budget!r} is {shown(most)} of {shown(all_bytes)} that the step takes; "
+        f"memory_budget = {budget!r} lets the step take {shown(most)} of {shown(all_bytes)}; "
         f"with all recomputation that helps it takes {shown(least)}, of which {shown(held)} are "
         "parameters and other values that stay",
-        f"Give it at least {least:,} bytes or {math.ceil(1000 * least / all_bytes) / 1000:.3f}, a "
-        "smaller batch, or accumulate micro-batches.",
+        f"Give it at least {least:,} bytes, or {part:.3f} of what is temporary, a smaller batch, "
+        "or accumulate micro-batches.",
     )
 
 
