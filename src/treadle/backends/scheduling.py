@@ -49,15 +49,15 @@ def scheduled(
     all_bytes, is_part = arena + beside, isinstance(budget, float)
     most = int(budget * arena) + beside if is_part else int(budget)
     # What libraries work in is known later, and is no part of an arena.
-    limits = {"most": 0 if is_part else most, "held": held}
+    limit = 0 if is_part else most
     if all_bytes <= most:
-        return replace(whole, **limits)
+        return replace(whole, most=limit, held=held)
     sizes = [all_bytes]
     for wanted in _wanted(arena, most - beside, target, sizes):
         found = mapped(reduced(lowered, wanted, target), options.optimize, target, wanted)
         sizes.append(plan_buffers(found, target).size + _outside(found, threads) + held)
         if sizes[-1] <= most:
-            return replace(found, uncut=arena, **limits)
+            return replace(found, uncut=arena, most=limit, held=held)
     least = min(sizes)
     part = math.ceil(1000 * (least - beside) / arena) / 1000
     raise OutOfMemoryError(
