@@ -232,6 +232,7 @@ class CompileReport:
     claims: list[Claim] = field(default_factory=list)  # with verify="full"
     evidence: Evidence = field(default_factory=Evidence, repr=False)  # what a certificate is of
     exchange: dict[str, float] = field(default_factory=dict)  # seconds of data-parallel steps
+    transport: str = ""  # of a data-parallel step: its ranks, and how they exchange
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -303,6 +304,8 @@ class CompileReport:
                 f"{(self.peak_bytes - self.state_bytes) / 1e6:,.1f}"
             )
         lines += [f"recognised: {r}" for r in dict.fromkeys(self.recognised)]
+        if self.transport:
+            lines.append(f"data parallel: {self.transport}")
         if self.unreached:
             lines.append(f"the loss does not reach: {', '.join(self.unreached)}")
         return "\n".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import Plan
 from treadle.kernel.program import Program
 from treadle.kernel.target import Target
+from treadle.runtime.chain import Chain, RunningChain, Staged
 from treadle.runtime.executable import Ceilings, Executable, InPlaceProgram
 from treadle.runtime.memory import Memory
 
@@ -161,4 +162,35 @@ class Backend(Protocol):
         self, program: Executable, values: Mapping[str, np.ndarray], options: CompileOptions
     ) -> Profile:
         """What each kernel of a program takes on some values, which stay as they are."""
+        ...
+
+
+@runtime_checkable
+class ChainingBackend(Protocol):
+    """A device that makes whole steps of several programs by itself, and exchanges with others."""
+
+    def where(self) -> str:
+        """Which device of all hosts it is, for those who must not share one."""
+        ...
+
+    def why_not_direct(self) -> str | None:
+        """Why it cannot exchange with other devices by itself; None if it can."""
+        ...
+
+    def direct_name(self) -> str:
+        """What it exchanges with."""
+        ...
+
+    def new_identity(self) -> bytes:
+        """What one rank makes, and all ranks need for `direct`."""
+        ...
+
+    def direct(self, identity: bytes, rank: int, size: int) -> Any:
+        """What connects all ranks' devices. It waits for all of them."""
+        ...
+
+    def chained(
+        self, chain: Chain, ranks: int, direct: Any, staged: Staged | None
+    ) -> RunningChain:
+        """A chain ready to run, whose exchanges are direct, or staged on the host."""
         ...

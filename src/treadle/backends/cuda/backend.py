@@ -23,8 +23,11 @@ from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import Plan
 from treadle.kernel.program import Program
 from treadle.kernel.target import Target
+from treadle.runtime.chain import Chain, Staged
+from treadle.runtime.cuda import nccl
 from treadle.runtime.cuda.arrays import found as found_on_device
 from treadle.runtime.cuda.blas import blas_version
+from treadle.runtime.cuda.chain import CudaChain
 from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.compiler import Compiling, compiler_version
 from treadle.runtime.cuda.conv import NoLibraryCallError
@@ -184,6 +187,30 @@ class CudaBackend:
             with report.stage("verify"):
                 report.claims[:] = with_attested(report.claims, found)
         return program
+
+    def where(self) -> str:
+        return device().place
+
+    def why_not_direct(self) -> str | None:
+        return nccl.why_not()
+
+    def direct_name(self) -> str:
+        return f"NCCL {nccl.shown_version()}"
+
+    def new_identity(self) -> bytes:
+        return nccl.new_id()
+
+    def direct(self, identity: bytes, rank: int, size: int) -> nccl.NcclCommunicator:
+        return nccl.NcclCommunicator(identity, rank, size)
+
+    def chained(
+        self,
+        chain: Chain,
+        ranks: int,
+        direct: nccl.NcclCommunicator | None,
+        staged: Staged | None,
+    ) -> CudaChain:
+        return CudaChain(chain, ranks, direct, staged)
 
     def profile(
         self, program: Executable, values: Mapping[str, np.ndarray], options: CompileOptions

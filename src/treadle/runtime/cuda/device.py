@@ -9,6 +9,7 @@ import atexit
 import ctypes
 import functools
 import gc
+import socket
 import threading
 from typing import Any
 
@@ -133,6 +134,12 @@ class Device:
     def architecture(self) -> str:
         """What the compiler is asked for: with the chip's own instructions from 9.0 on."""
         return f"sm_{self.chip}a" if self.chip >= 90 else f"sm_{self.chip}"
+
+    @property
+    def place(self) -> str:
+        """Which of all GPUs it is: the host's name, and where it is connected there."""
+        found = checked(self.driver.cuDeviceGetPCIBusId(64, self.handle), "cuda")
+        return f"{socket.gethostname()} {bytes(found).split(bytes(1))[0].decode()}"
 
     def lose(self, cause: str) -> None:
         """From now on nothing on the device can be read, computed or written."""

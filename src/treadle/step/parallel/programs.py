@@ -182,6 +182,7 @@ class ParallelPrograms:
         self.has_batch_norm = any(n.op is BATCH_NORM for n in graph.nodes)
         self.is_random = RANDOM_STATE in self.shard_graph.leaves
         self._built: dict[object, Executable] = {}
+        self.is_chained = False  # whether a device makes whole steps by itself
 
     def shard_arrays(self, arrays: Mapping[str, Any], shard: int) -> dict[str, Any]:
         """What a shard's program is given: its rows, and its key."""
@@ -203,6 +204,11 @@ class ParallelPrograms:
                 self.update(part)
             if self.shards_optimizer or grad_norms:
                 self.squares()
+
+    def columns(self) -> list[str]:
+        """Numbers that a shard gives, by "kind:name"."""
+        found = [f"result:{n}" for n in self.results]
+        return found + [f"{k}:{m}" for m in self.metrics for k in ("metric", "weight")]
 
     @property
     def is_local(self) -> bool:
@@ -229,8 +235,8 @@ class ParallelPrograms:
         return (
             self.parallel.config.overlap
             and communicator.size > 1
-            and isinstance(self.shard(), CallingProgram)
             and backend(self.report.device).memory.is_host
+            and isinstance(self.shard(), CallingProgram)
             and all(t.dtype is dtypes.float32 for t in self.gradients.values())
             and communicator.calls() is not None
         )
@@ -241,17 +247,23 @@ class ParallelPrograms:
 
         Several threads add what waits faster by a program of their own.
         """
+        if not self._calls_inside:
+            return False
         program = self.shard()
-        few = isinstance(program, CallingProgram) and (program.threads == 1 or self.share.each == 1)
-        return few and self._calls_inside
+        return isinstance(program, CallingProgram) and (
+            program.threads == 1 or self.share.each == 1
+        )
 
     @property
     def gathers_inside(self) -> bool:
         """Whether the update's program gathers parameters; threads share its one long phase."""
+        if not self._calls_inside or not self.gathers_rows:
+            return False
         program = self.shard()
         alone = isinstance(program, CallingProgram) and program.threads == 1
-        plain = all(self.plan.parameters[n].dtype is dtypes.float32 for n in self.arrays)
-        return alone and plain and self.gathers_rows and self._calls_inside
+        return alone and all(
+            self.plan.parameters[n].dtype is dtypes.float32 for n in self.arrays
+        )
 
     @property
     def gathers_rows(self) -> bool:
@@ -322,7 +334,8 @@ class ParallelPrograms:
         own = {n: self.own_type(n) for n in self.gradients}
         return canonical(squares_graph(own, self.plan, self.names))
 
-    def _program(self, key: object, make: Callable[[], Graph], name: str) -> Executable:
+    def program(self, key: object, make: Callable[[], Graph], name: str) -> Executable:
+        """What is known by a key, compiled when it is first asked for."""
         if key not in self._built:
             self._built[key] = load(make(), self.report, self.recipe.options, name)
             self.report.compiles += 1
@@ -332,26 +345,26 @@ class ParallelPrograms:
         """A stage of what a shard computes, or the last."""
         number = stage % len(self.stages)
         name = "shard" if len(self.stages) == 1 else f"shard, stage {number}"
-        return self._program(("shard", number), lambda: self.stages[number].graph, name)
+        return self.program(("shard", number), lambda: self.stages[number].graph, name)
 
     def merge(self, merge: Merge) -> Executable:
-        return self._program(merge, lambda: merge_graph(self.gradients, merge, self.names), "merge")
+        return self.program(merge, lambda: merge_graph(self.gradients, merge, self.names), "merge")
 
     def fold(self, mode: Mode) -> Executable:
         def graph() -> Graph:
             return fold_graph(self.gradients, self.share, self.names, self.plan, mode)
 
-        return self._program(("fold", mode), graph, "fold")
+        return self.program(("fold", mode), graph, "fold")
 
     def squares(self) -> Executable:
         is_host = backend(self.report.device).memory.is_host
-        return self._program("squares", lambda: self.squares_graph(is_host), "squares")
+        return self.program("squares", lambda: self.squares_graph(is_host), "squares")
 
     @cached_property
     def update_parts(self) -> list[Part]:
         """The update, in parts if each of them is sent on its way while the next is computed."""
         sizes = {n: p.size for n, p in self.pieces.items() if n not in self.single}
-        is_whole = not self.gathers_rows or self.gathers_inside
+        is_whole = not self.gathers_rows or self.gathers_inside or self.is_chained
         if is_whole or not self.parallel.config.overlap:
             return [Part(self.update_graph, tuple(sizes))]
         return parts_of(self.update_graph, sizes, self.names)
@@ -361,4 +374,4 @@ class ParallelPrograms:
             kinds = {OutputKind.UPDATE}
             return select(self.update_parts[part].graph, kinds, ["updated", "grad_norm"])
 
-        return self._program(("update", part), graph, "update")
+        return self.program(("update", part), graph, "update")

@@ -131,7 +131,7 @@ class _Call:
     def _shards(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Gradients of this rank's shards are summed; their numbers and states are rows."""
         programs, session = self.programs, self.session
-        columns = self._columns()
+        columns = self.programs.columns()
         rows = np.zeros((self.share.each, len(columns)))
         states = {
             n: np.zeros((self.share.each, *t.shape), t.dtype.numpy)
@@ -174,10 +174,6 @@ class _Call:
         for inputs in kept:
             inputs |= sums
 
-    def _columns(self) -> list[str]:
-        found = [f"result:{n}" for n in self.programs.results]
-        return found + [f"{k}:{m}" for m in self.programs.metrics for k in ("metric", "weight")]
-
     def _gathered(
         self, rows: np.ndarray, states: dict[str, np.ndarray]
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -190,7 +186,7 @@ class _Call:
             pending += [comm.all_gather(a, taken[n]) for n, a in states.items()]
             comm.wait(pending)
             rows, states = every, taken
-        names = [c.removeprefix("result:") for c in self._columns()]
+        names = [c.removeprefix("result:") for c in self.programs.columns()]
         return {n: rows[:, i] for i, n in enumerate(names)}, states
 
     def _refuse_anomaly(self, numbers: Mapping[str, np.ndarray]) -> None:
