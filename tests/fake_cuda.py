@@ -169,6 +169,9 @@ class FakeDriver:
         known["OPTIN"] = self.most_shared
         return Code(0), known[kind.rpartition("_")[2]]
 
+    def cuDeviceGetPCIBusId(self, size: int, device: int) -> tuple[Code, bytes]:
+        return Code(0), b"0000:01:00.0\0\0"
+
     def cuMemGetInfo(self) -> tuple[Code, int, int]:
         return Code(0), self.free, self.total
 

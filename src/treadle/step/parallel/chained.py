@@ -49,8 +49,7 @@ class ChainedStep(ParallelProgram):
         device = backend(programs.report.device)
         assert isinstance(device, ChainingBackend)
         ranks, direct = programs.share.ranks, transport.direct
-        self.links = ChainBuilder(programs, mode, grad_norms, ranks > 1 or direct is not None)
-        self.chain = self.links.build()
+        self.chain = ChainBuilder(programs, mode, grad_norms, transport.exchanges).build()
         staged = None if direct is not None else StagedExchange(self.communicator, programs.report)
         self.running: RunningChain = device.chained(self.chain, ranks, direct, staged)
 

@@ -14,7 +14,7 @@ from treadle.backends.protocol import Backend, ChainingBackend
 from treadle.base.errors import ArgumentError, DistributedError
 from treadle.compile_report import CompileReport
 from treadle.distributed.communicator import Communicator
-from treadle.distributed.config import NCCL, DataParallel
+from treadle.distributed.config import HOST, NCCL, DataParallel
 
 _communicators: dict[tuple[int, int], Any] = {}  # of a device, by rank and size: one for all steps
 
@@ -25,6 +25,7 @@ class Transport:
 
     told: str  # what the report says
     direct: Any = None
+    exchanges: bool = True  # a rank by itself exchanges nothing, unless a way is asked for
 
 
 def choose_transport(config: DataParallel, comm: Communicator, device: Backend) -> Transport:
@@ -37,9 +38,9 @@ def choose_transport(config: DataParallel, comm: Communicator, device: Backend) 
                 f'transport="nccl" on {device.name!r}: NCCL connects NVIDIA GPUs',
                 'Use device="cuda", or transport="auto".',
             )
-        return Transport("one process" if comm.size == 1 else "MPI")
-    if comm.size == 1 and asked != NCCL:
-        return Transport("one process")
+        return Transport("MPI") if comm.size > 1 else Transport("one process", exchanges=False)
+    if comm.size == 1 and asked not in (NCCL, HOST):
+        return Transport("one process", exchanges=False)
     cause = _obstacle(comm, device)
     if cause is None and asked in ("auto", NCCL):
         return Transport(f"{device.direct_name()}, in the step's graph", _direct(comm, device))
@@ -49,8 +50,9 @@ def choose_transport(config: DataParallel, comm: Communicator, device: Backend) 
             "exchanges through the host's memory."
         )
         raise DistributedError("compile_step", f'transport="nccl": {cause}', remedy)
-    why = cause if asked == "auto" else f"transport={asked!r}"
-    return Transport(f"the host's memory and MPI ({why})")
+    why = cause if asked == "auto" else f'transport="{asked}"'
+    carrier = "MPI" if comm.size > 1 else "no other rank"
+    return Transport(f"the host's memory and {carrier} ({why})")
 
 
 def _obstacle(comm: Communicator, device: ChainingBackend) -> str | None:
