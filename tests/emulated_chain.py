@@ -117,7 +117,7 @@ def emulated(why_not: str | None = "it is emulated", where: str = "here") -> Ite
     """The CPU makes chains; without `why_not` it connects ranks by itself, if it is one."""
 
     def direct(own: object, identity: bytes, rank: int, size: int) -> Alone:
-        assert size == 1 and identity == b"identity"
+        assert (identity, size) == (b"identity", 1)
         return Alone()
 
     def chained(own: object, chain: Chain, ranks: int, direct: Any, staged: Any) -> EmulatedChain:

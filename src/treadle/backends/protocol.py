@@ -189,8 +189,6 @@ class ChainingBackend(Protocol):
         """What connects all ranks' devices. It waits for all of them."""
         ...
 
-    def chained(
-        self, chain: Chain, ranks: int, direct: Any, staged: Staged | None
-    ) -> RunningChain:
+    def chained(self, chain: Chain, ranks: int, direct: Any, staged: Staged | None) -> RunningChain:
         """A chain ready to run, whose exchanges are direct, or staged on the host."""
         ...

@@ -233,4 +233,3 @@ class CudaChain:
 def _drop(graphs: Sequence[ChainedGraph]) -> None:
     for graph in graphs:
         graph.drop()
-

@@ -76,9 +76,7 @@ class ChainBuilder:
             self._update()
         if self.programs.states:
             self._states()
-        return Chain(
-            tuple(self.links), self.inputs, self.share.each, self.buffers, self.results
-        )
+        return Chain(tuple(self.links), self.inputs, self.share.each, self.buffers, self.results)
 
     # Buffers
 
@@ -334,4 +332,3 @@ class ChainBuilder:
 def _output_types(graph: Graph) -> dict[str, TensorType]:
     found = zip(graph.outputs, graph.output_types, strict=True)
     return {f"{o.kind.value}:{o.name}": t for o, t in found}
-

@@ -1,7 +1,8 @@
 """Graphs for what the host does with numbers of shards, so that a device can do it in its stream.
 
 What comes of every shard is a row of an array of all shards, the same on every rank: programs have
-shapes that do not depend on the number of ranks. Numbers are summed as float64, in the shards' tree.
+shapes that do not depend on the number of ranks. Numbers are summed as float64, in the tree of
+shards.
 """
 
 from __future__ import annotations

@@ -261,9 +261,7 @@ class ParallelPrograms:
             return False
         program = self.shard()
         alone = isinstance(program, CallingProgram) and program.threads == 1
-        return alone and all(
-            self.plan.parameters[n].dtype is dtypes.float32 for n in self.arrays
-        )
+        return alone and all(self.plan.parameters[n].dtype is dtypes.float32 for n in self.arrays)
 
     @property
     def gathers_rows(self) -> bool:
