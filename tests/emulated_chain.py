@@ -112,28 +112,38 @@ class EmulatedChain:
             self._bytes(part.taken, taken.size)[...] = taken
 
 
-@contextlib.contextmanager
-def emulated(why_not: str | None = "it is emulated", where: str = "here") -> Iterator[None]:
-    """The CPU makes chains; without `why_not` it connects ranks by itself, if it is one."""
+class Emulated:
+    """The CPU as a device that makes chains."""
 
-    def direct(own: object, identity: bytes, rank: int, size: int) -> Alone:
+    def __init__(self, cause: str | None):
+        self.cause = cause
+
+    def where(self) -> str:
+        return "here"
+
+    def why_not_direct(self) -> str | None:
+        return self.cause
+
+    def direct_name(self) -> str:
+        return "NCCL 2.99.9"
+
+    def new_identity(self) -> bytes:
+        return b"identity"
+
+    def direct(self, identity: bytes, rank: int, size: int) -> Alone:
         assert (identity, size) == (b"identity", 1)
         return Alone()
 
-    def chained(own: object, chain: Chain, ranks: int, direct: Any, staged: Any) -> EmulatedChain:
+    def chained(self, chain: Chain, ranks: int, direct: Any, staged: Any) -> EmulatedChain:
         return EmulatedChain(chain, ranks, direct, staged)
 
+
+@contextlib.contextmanager
+def emulated(why_not: str | None = "it is emulated") -> Iterator[None]:
+    """The CPU makes chains; without `why_not` it connects ranks by itself, if it is one."""
+
     with pytest.MonkeyPatch.context() as patch:
-        added = {
-            "where": lambda own: where,
-            "why_not_direct": lambda own: why_not,
-            "direct_name": lambda own: "NCCL 2.99.9",
-            "new_identity": lambda own: b"identity",
-            "direct": direct,
-            "chained": chained,
-        }
-        for name, function in added.items():
-            patch.setattr(CpuBackend, name, function, raising=False)
+        patch.setattr(CpuBackend, "chaining", Emulated(why_not))
         yield
 
 

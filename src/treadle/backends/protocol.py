@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -140,6 +140,11 @@ class Backend(Protocol):
         """What graphs and kernels are shaped for, whatever is installed here."""
         ...
 
+    @property
+    def chaining(self) -> Chaining | None:
+        """How it makes steps that are chains; None if the host runs one program after another."""
+        ...
+
     def why_not(self) -> str | None:
         """Why it cannot be used in this process; None if it can."""
         ...
@@ -165,9 +170,8 @@ class Backend(Protocol):
         ...
 
 
-@runtime_checkable
-class ChainingBackend(Protocol):
-    """A device that makes whole steps of several programs by itself, and exchanges with others."""
+class Chaining(Protocol):
+    """Whole steps of several programs on a device, which exchanges with others by itself."""
 
     def where(self) -> str:
         """Which device of all hosts it is, for those who must not share one."""

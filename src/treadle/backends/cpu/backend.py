@@ -115,6 +115,7 @@ class CpuBackend:
     name = "cpu"
     memory = HostMemory("cpu")
     target = targets.CPU
+    chaining = None
 
     def why_not(self) -> None:
         """It is always there."""

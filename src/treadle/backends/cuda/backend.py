@@ -160,33 +160,8 @@ def _workers_for(graph: Graph) -> int:
     return min(sizes.plan_workers, len(grouped) // sizes.worker_plans)
 
 
-@final
-class CudaBackend:
-    """The first NVIDIA GPU that this process sees."""
-
-    name = "cuda"
-    memory = DeviceMemory("cuda", DeviceValues, found_on_device)
-    target = targets.GPU
-
-    def why_not(self) -> str | None:
-        return why_not()
-
-    def require(self) -> None:
-        device()
-
-    def toolchain(self, options: CompileOptions) -> CudaToolchain:
-        return CudaToolchain(options.deterministic)
-
-    def load(
-        self, graph: Graph, report: CompileReport, options: CompileOptions, name: str
-    ) -> Executable:
-        program = compiled.load(self.toolchain(options), graph, report, options, name)
-        if options.verify == "full":
-            found = compiled.compiled_part(program)
-            assert isinstance(found, CudaProgram)
-            with report.stage("verify"):
-                report.claims[:] = with_attested(report.claims, found)
-        return program
+class CudaChaining:
+    """Steps as one captured graph, exchanges by NCCL in it or staged on the host."""
 
     def where(self) -> str:
         return device().place
@@ -211,6 +186,36 @@ class CudaBackend:
         staged: Staged | None,
     ) -> CudaChain:
         return CudaChain(chain, ranks, direct, staged)
+
+
+@final
+class CudaBackend:
+    """The first NVIDIA GPU that this process sees."""
+
+    name = "cuda"
+    memory = DeviceMemory("cuda", DeviceValues, found_on_device)
+    chaining = CudaChaining()
+    target = targets.GPU
+
+    def why_not(self) -> str | None:
+        return why_not()
+
+    def require(self) -> None:
+        device()
+
+    def toolchain(self, options: CompileOptions) -> CudaToolchain:
+        return CudaToolchain(options.deterministic)
+
+    def load(
+        self, graph: Graph, report: CompileReport, options: CompileOptions, name: str
+    ) -> Executable:
+        program = compiled.load(self.toolchain(options), graph, report, options, name)
+        if options.verify == "full":
+            found = compiled.compiled_part(program)
+            assert isinstance(found, CudaProgram)
+            with report.stage("verify"):
+                report.claims[:] = with_attested(report.claims, found)
+        return program
 
     def profile(
         self, program: Executable, values: Mapping[str, np.ndarray], options: CompileOptions

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from treadle.backends.protocol import ChainingBackend
 from treadle.backends.registry import backend
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import OutputKind
@@ -30,7 +29,7 @@ def can_chain(programs: ParallelPrograms) -> bool:
     options = programs.recipe.options
     looks = options.detect_anomaly and not programs.plan.scales_loss
     prints = any(o.kind is OutputKind.PRINT for o in programs.shard_graph.outputs)
-    chains = isinstance(backend(programs.report.device), ChainingBackend)
+    chains = backend(programs.report.device).chaining is not None
     return chains and not looks and not prints and not options.debug
 
 
@@ -46,8 +45,8 @@ class ChainedStep(ParallelProgram):
         transport: Transport,
     ):
         super().__init__(programs, mode, overlap, grad_norms)
-        device = backend(programs.report.device)
-        assert isinstance(device, ChainingBackend)
+        device = backend(programs.report.device).chaining
+        assert device is not None
         ranks, direct = programs.share.ranks, transport.direct
         self.chain = ChainBuilder(programs, mode, grad_norms, transport.exchanges).build()
         staged = None if direct is not None else StagedExchange(self.communicator, programs.report)

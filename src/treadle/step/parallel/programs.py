@@ -130,7 +130,8 @@ class PartChecks(IndexChecks):
         self.checks = checks.checks
 
     def are_there(self, arrays: Mapping[str, Any]) -> bool:
-        return self._checks.are_there(arrays)
+        """Parts are looked at on the host, also of arrays that are on a device."""
+        return False
 
     def check(self, operation: str, arrays: Mapping[str, Any]) -> None:
         if self.checks:
@@ -143,9 +144,15 @@ class PartChecks(IndexChecks):
 def shard_parts(
     parallel: Parallel, given: Inputs, arrays: Mapping[str, Any], shard: int
 ) -> dict[str, Any]:
-    """The arrays of one shard; what is no part of the batch stays as it is."""
+    """The arrays of one shard; what is no part of the batch stays as it is.
+
+    Arrays on a device are copied to the host, to be cut.
+    """
     types = dict(given.types)
-    return {n: parallel.part(n, a, types[n], shard) if n in types else a for n, a in arrays.items()}
+    return {
+        n: parallel.part(n, np.asarray(a), types[n], shard) if n in types else a
+        for n, a in arrays.items()
+    }
 
 
 class ParallelPrograms:
