@@ -68,6 +68,7 @@ class FakeDriver:
     def __init__(self, free: int = 8 << 30, chip: tuple[int, int] = (9, 0)):
         self.free, self.total, self.chip = free, 8 << 30, chip
         self.most_shared = 227 << 10  # bytes of a block
+        self.devices = 1
         self.calls: Counter[str] = Counter()
         self.failing: dict[str, Code] = {}
         self.memory: dict[int, Any] = {}
@@ -156,7 +157,7 @@ class FakeDriver:
         return Code(0), 13000
 
     def cuDeviceGetCount(self) -> tuple[Code, int]:
-        return Code(0), 1
+        return Code(0), self.devices
 
     def cuDeviceGet(self, number: int) -> tuple[Code, int]:
         return Code(0), number

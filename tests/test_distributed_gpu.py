@@ -263,7 +263,7 @@ def test_staging_goes_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> 
         driver.calls.clear()
         steps_on(step, "mlp", 1)
         links = [k for k in chain_of(step).links if isinstance(k, Exchange)]
-        assert [k.name for k in links] == ["gradients", "norms", "parameters"]
+        assert [k.name for k in links] == ["gradients", "norms", "sums", "parameters"]
         assert driver.calls["cuGraphLaunch"] == len(links) + 1
         wanted = [
             ("gather", p.nbytes, 2 * p.nbytes)
@@ -340,3 +340,14 @@ def small_on_gpu() -> td.TrainStep:
         device="cuda",
         parallel=td.DataParallel(shards=4),
     )
+
+
+@pytest.mark.parametrize(("rank", "devices", "taken"), [(0, 1, 0), (3, 1, 0), (3, 8, 3), (9, 8, 1)])
+def test_ranks_of_a_host_take_its_gpus_in_turn(
+    rank: int, devices: int, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPI_LOCALRANKID", str(rank))
+    driver = FakeDriver()
+    driver.devices = devices
+    with fake_gpu(driver):
+        assert device().handle == taken

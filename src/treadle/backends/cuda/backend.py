@@ -190,7 +190,7 @@ class CudaChaining:
 
 @final
 class CudaBackend:
-    """The first NVIDIA GPU that this process sees."""
+    """The NVIDIA GPU of this process: the first, or a launcher's processes take them in turn."""
 
     name = "cuda"
     memory = DeviceMemory("cuda", DeviceValues, found_on_device)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.errors import DeviceError
+from treadle.base.launch import local_rank
 from treadle.runtime.cuda.releases import Releases
 
 INSTALL = 'Install Treadle with its CUDA packages: pip install "treadle[cuda]".'
@@ -98,9 +99,11 @@ class Device:
                 f"the driver knows CUDA {version // 1000}.{version % 1000 // 10}",
                 f"Install one for CUDA {OLDEST_DRIVER // 1000}.0 or later.",
             )
-        if not int(checked(driver.cuDeviceGetCount(), "cuda")):
+        count = int(checked(driver.cuDeviceGetCount(), "cuda"))
+        if not count:
             raise DeviceError("cuda", "the driver sees no GPU", 'Use device="cpu".')
-        self.handle = checked(driver.cuDeviceGet(0), "cuda")
+        # Processes that a launcher has started on one host take its GPUs in turn.
+        self.handle = checked(driver.cuDeviceGet(local_rank() % count), "cuda")
         self.name = checked(driver.cuDeviceGetName(64, self.handle), "cuda")
         self.name = self.name.split(b"\0")[0].decode()
         kinds = driver.CUdevice_attribute
