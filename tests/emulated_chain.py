@@ -52,7 +52,9 @@ class EmulatedChain:
         for buffer in self.own.values():
             buffer[...] = 0xA5
 
-    def run(self, values: Any, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def run(
+        self, values: Any, version: int, rows: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
         self.memory = dict(self.own)
         for name, array in values.items():
             assert array.flags.c_contiguous

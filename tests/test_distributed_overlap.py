@@ -10,9 +10,9 @@ import pytest
 
 import distributed_cases as cases
 import treadle as td
-from treadle.kernel.plan import Point
+from treadle.kernel.plan import Point, last_uses, points_after
 from treadle.runtime.executable import CallingProgram
-from treadle.step.parallel.overlap import LOOKS, last_uses, points_after
+from treadle.step.parallel.overlap import LOOKS
 
 # A kernel's arguments: first and last iteration, scratch, a table, the iteration of a repeat.
 FUNCTION = ctypes.CFUNCTYPE(

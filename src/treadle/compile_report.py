@@ -246,6 +246,10 @@ class CompileReport:
                 gc.enable()
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
+    def add_exchange(self, what: str, seconds: float) -> None:
+        """Time that a step of several ranks has taken for something."""
+        self.exchange[what] = self.exchange.get(what, 0.0) + seconds
+
     @property
     def kernels(self) -> tuple[KernelFacts, ...]:
         """Distinct kernels of the first program, the step's."""

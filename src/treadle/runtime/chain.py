@@ -42,6 +42,8 @@ class Run:
     program: Executable
     leaves: Mapping[str, Place] = field(default_factory=dict)
     results: Mapping[str, Place] = field(default_factory=dict)  # by "kind:name"
+    # What it does, if that is nothing but sums of float32: a buffer, and one that is added to it.
+    sums: tuple[tuple[str, str, int], ...] = ()  # and how many
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,14 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Exchanges that do not depend on each other: all of them begin together."""
+    """Exchanges that do not depend on each other: all of them begin together.
+
+    With `is_open` nothing needs them before the next exchange that is not.
+    """
 
     name: str
     parts: tuple[Gather | Swap, ...]
+    is_open: bool = False
 
 
 Link = Run | Copy | Exchange
@@ -84,7 +90,7 @@ Link = Run | Copy | Exchange
 class Chain:
     """Links in their order, and the memory that they need beside the session's values.
 
-    Rows of inputs are given with each call; buffers begin as zeros, but for those in `numbers`.
+    Rows of inputs are given with each call; buffers begin as zeros.
     Results are where `results` says in the buffer `RESULTS`, which comes back to the host.
     """
 
@@ -93,7 +99,7 @@ class Chain:
     rows: int
     buffers: Mapping[str, int]  # bytes
     results: Mapping[str, tuple[int, TensorType]]  # by name: an offset, and what is there
-    numbers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # int32, `ALIGNED` apart
+    overlaps: bool = True  # whether exchanges may begin as soon as what they give is there
 
 
 RESULTS = "results"
@@ -106,10 +112,44 @@ class Staged(Protocol):
         """Of each part: whether it is gathered or swapped, what is given, and what is taken."""
         ...
 
+    def native(self) -> NativeCalls | None:
+        """The same for machine code; None where it cannot exchange."""
+        ...
+
+    def note(self, name: str, seconds: float) -> None:
+        """What an exchange has taken."""
+        ...
+
+
+class NativeCalls(Protocol):
+    """Functions that begin exchanges and look after them: addresses, and arguments as words."""
+
+    @property
+    def request_bytes(self) -> int:
+        """Of the handle of an exchange that has begun."""
+        ...
+
+    def begin(
+        self, gathers: bool, given: int, taken: int, nbytes: int, request: int
+    ) -> tuple[int, ...]: ...
+
+    def test_all(self, count: int, requests: int, flag: int) -> tuple[int, ...]: ...
+
+    def progress(self) -> tuple[int, ...]: ...
+
+    def waiting(self) -> int:
+        """Where waits are noted."""
+        ...
+
 
 class RunningChain(Protocol):
     """A chain on a device."""
 
-    def run(self, values: Values, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """One call: the session's values are updated; results by name."""
+    def run(
+        self, values: Values, version: int, rows: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """One call: the session's values are updated; results by name.
+
+        The version is another when arrays of the session were replaced.
+        """
         ...

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from treadle.runtime.chain import (
-    ALIGNED,
     RESULTS,
     Chain,
     Copy,
@@ -91,17 +90,9 @@ class CudaChain:
         for block in self._own.values():
             block.write(np.zeros(block.nbytes, np.uint8))
         self._programs = {id(k.program): k.program for k in chain.links if isinstance(k, Run)}
-        for name, numbers in chain.numbers.items():
-            self._write_numbers(name, numbers)
         self._arena = shared_arena()
         self._bound: tuple[object, ...] = ()
         self.launches = 0  # of a call
-
-    def _write_numbers(self, name: str, numbers: Sequence[int]) -> None:
-        rows = np.zeros((len(numbers), ALIGNED // 4), np.int32)
-        rows[:, 0] = numbers
-        self._own[name] = Block(rows.nbytes)
-        self._own[name].write(rows)
 
     def _cut(self, ranks: int) -> list[Segment]:
         """One segment, or one more for every exchange that goes through the host."""
@@ -119,7 +110,9 @@ class CudaChain:
                 links.append(link)
         return [*found, Segment(tuple(links), before, None)]
 
-    def run(self, values: Values, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def run(
+        self, values: Values, version: int, rows: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
         """One call; results are waited for when they are looked at."""
         assert isinstance(values, DeviceValues)
         self._device.enter()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from treadle.distributed.shards import merges
+from treadle.base import dtypes
+from treadle.distributed.shards import Merge, merges
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
@@ -76,7 +77,14 @@ class ChainBuilder:
             self._update()
         if self.programs.states:
             self._states()
-        return Chain(tuple(self.links), self.inputs, self.share.each, self.buffers, self.results)
+        return Chain(
+            tuple(self.links),
+            self.inputs,
+            self.share.each,
+            self.buffers,
+            self.results,
+            self.programs.parallel.config.overlap,
+        )
 
     # Buffers
 
@@ -121,12 +129,13 @@ class ChainBuilder:
         program: Executable,
         leaves: Mapping[str, Place] | None = None,
         results: Mapping[str, Place] | None = None,
+        sums: tuple[tuple[str, str, int], ...] = (),
     ) -> None:
         """A program; names of the session that stand for others are given their places."""
         given = dict(leaves or {})
         for name in program.graph.leaves.keys() & self._other_places().keys():
             given.setdefault(name, self._other_places()[name])
-        self.links.append(Run(program, given, results or {}))
+        self.links.append(Run(program, given, results or {}, sums))
 
     def _other_places(self) -> dict[str, Place]:
         """What one process by itself does not copy: sums of all shards are those of its own."""
@@ -198,7 +207,19 @@ class ChainBuilder:
                 leaves[self.names.state(name)] = self._row(f"state:{name}", type_, i)
             self._run(program, leaves, {f"result:{NUMBERS}": self._row(NUMBERS, row, i)})
             if merge.levels or merge.waits_at is not None:
-                self._run(self.programs.merge(merge))
+                sums = self._sums(merge) if merge.waits_at is None else ()
+                self._run(self.programs.merge(merge), sums=sums)
+
+    def _sums(self, merge: Merge) -> tuple[tuple[str, str, int], ...]:
+        """What the last merge does, where gradients are float32."""
+        types = self.programs.gradients
+        if any(t.dtype is not dtypes.float32 for t in types.values()):
+            return ()
+        return tuple(
+            (self.names.gradient(name), self.names.level(level, name), type_.size)
+            for name, type_ in types.items()
+            for level in merge.levels
+        )
 
     def _exchange_gradients(self) -> None:
         """Rows of this rank's sums go to those who own them; numbers of shards to everyone."""

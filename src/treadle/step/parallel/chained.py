@@ -29,7 +29,9 @@ def can_chain(programs: ParallelPrograms) -> bool:
     options = programs.recipe.options
     looks = options.detect_anomaly and not programs.plan.scales_loss
     prints = any(o.kind is OutputKind.PRINT for o in programs.shard_graph.outputs)
-    chains = backend(programs.report.device).chaining is not None
+    device, comm = backend(programs.report.device), programs.parallel.communicator
+    calls = not device.memory.is_host or comm.size == 1 or comm.waiting() != 0
+    chains = device.chaining is not None and calls and not programs.shards_parameters
     return chains and not looks and not prints and not options.debug
 
 
@@ -69,9 +71,8 @@ class ChainedStep(ParallelProgram):
         rows = [programs.shard_arrays(inputs, shard) for shard in self.share.own]
         if UPDATE_KEY in self.chain.inputs:
             rows = [row | {UPDATE_KEY: inputs[RANDOM_STATE]} for row in rows]
-        found = self.running.run(owner.values, rows)
+        found = self.running.run(owner.values, version, rows)
         self.runs += 1
-        known = programs.report.exchange
-        known["waiting"] = known.get("waiting", 0.0) + self.communicator.waited - before
+        programs.report.add_exchange("waiting", self.communicator.waited - before)
         names, _ = self.results
         return tuple(found[names[i]] for i in wanted)

@@ -17,7 +17,7 @@ from treadle.base.errors import DistributedError
 from treadle.distributed.communicator import Communicator
 from treadle.distributed.mpi_calls import MpiCalls
 from treadle.distributed.shards import merges
-from treadle.kernel.plan import Plan, PlannedPhase, PlannedStep, Point
+from treadle.kernel.plan import START, Plan, Point, last_uses, points_after
 from treadle.runtime.executable import CallingProgram
 from treadle.runtime.session import Session
 from treadle.step.parallel.programs import ParallelPrograms
@@ -26,37 +26,9 @@ from treadle.step.parallel.programs import ParallelPrograms
 # docs/decisions.md, "Programs look for messages after every kernel".
 LOOKS = 8
 
-START = Point(0, 0)  # for what no kernel touches
 Row = tuple[int, ...]
 Values = Mapping[str, np.ndarray]
 Begin = Callable[[MpiCalls, Values, str], list[Row]]  # the calls for a parameter
-
-
-def last_uses(plan: Plan, threads: int = 1) -> dict[str, Point]:
-    """The last point of a plan at which each of its outputs' buffers was touched.
-
-    Several threads share the calls of a step: it is over at its end.
-    """
-    touched: dict[int, Point] = {}
-    for number, step in enumerate(plan.steps):
-        parts = _slots(step)
-        for call, slots in enumerate(parts):
-            at = Point(number, call if threads == 1 else len(parts) - 1)
-            touched |= dict.fromkeys(slots, at)
-    return {o.name: touched[o.slot] for o in plan.outputs if o.slot in touched}
-
-
-def _slots(step: PlannedStep) -> list[set[int]]:
-    """What each call of a step touches; a repeat is one."""
-    if isinstance(step, PlannedPhase):
-        return [set(c.slots) for c in step.calls] or [set()]
-    return [{s for inner in step.steps for slots in _slots(inner) for s in slots}]
-
-
-def points_after(plan: Plan, first: Point) -> list[Point]:
-    """A point of the plan, and all later ones."""
-    every = (Point(i, j) for i, step in enumerate(plan.steps) for j in range(len(_slots(step))))
-    return [point for point in every if point >= first]
 
 
 class Exchanges:

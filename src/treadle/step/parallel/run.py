@@ -76,8 +76,7 @@ class ParallelProgram:
         before = self.communicator.waited
         found = _Call(self, owner, inputs).run()
         self.runs += 1
-        known = self.programs.report.exchange
-        known["waiting"] = known.get("waiting", 0.0) + self.communicator.waited - before
+        self.programs.report.add_exchange("waiting", self.communicator.waited - before)
         names, _ = self.results
         return tuple(np.asarray(found[names[i]]) for i in wanted)
 
@@ -99,8 +98,7 @@ class _Call:
     def _timed(self, what: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        known = self.programs.report.exchange
-        known[what] = known.get(what, 0.0) + time.perf_counter() - start
+        self.programs.report.add_exchange(what, time.perf_counter() - start)
 
     def run(self) -> dict[str, Any]:
         if not self.program.runs and self.share.ranks > 1 and not self.programs.is_local:

@@ -15,6 +15,7 @@ from treadle.base.errors import ArgumentError, DistributedError
 from treadle.compile_report import CompileReport
 from treadle.distributed.communicator import Communicator
 from treadle.distributed.config import HOST, NCCL, DataParallel
+from treadle.distributed.mpi_calls import MpiCalls
 
 _communicators: dict[tuple[int, int], Any] = {}  # of a device, by rank and size: one for all steps
 
@@ -31,7 +32,7 @@ class Transport:
 def choose_transport(config: DataParallel, comm: Communicator, device: Backend) -> Transport:
     """What is asked for, or the best that all ranks can do. All of them ask together."""
     asked, chaining = config.transport, device.chaining
-    if chaining is None:
+    if chaining is None or device.memory.is_host:
         if asked == NCCL:
             raise ArgumentError(
                 "compile_step",
@@ -88,11 +89,16 @@ class StagedExchange:
         self._comm, self._report = comm, report
 
     def exchange(self, name: str, parts: Sequence[tuple[bool, np.ndarray, np.ndarray]]) -> None:
-        start, known = time.perf_counter(), self._report.exchange
+        start = time.perf_counter()
         pending = []
         for gathers, given, taken in parts:
             begin = self._comm.all_gather if gathers else self._comm.all_to_all
             pending.append(begin(given, taken))
         self._comm.wait(pending)
-        label = f"exchange of {name}"
-        known[label] = known.get(label, 0.0) + time.perf_counter() - start
+        self.note(name, time.perf_counter() - start)
+
+    def native(self) -> MpiCalls | None:
+        return self._comm.calls()
+
+    def note(self, name: str, seconds: float) -> None:
+        self._report.add_exchange(f"exchange of {name}", seconds)
