@@ -7,10 +7,11 @@
 `calls` captures exchanges of NCCL with itself in a graph. `cost` compares, in turns, GPT 6 × 384 in
 bfloat16 without `parallel` and with one shard on one rank: by NCCL, through the host's memory, and
 exchanging nothing. All are compiled with deterministic=True, as data-parallel steps on a GPU are;
-the step without that is there to compare with. `bits_…` train 20 steps with one rank (each
-transport) and with two or four ranks that share the GPU, through the host's memory, and compare
-parameters, the optimizer's state and everything that steps have told; each run compiles anew. Ranks
-are started with the `mpiexec` that is found. Figures go to bench/results/distributed_gpu.json.
+the step without that is there to compare with. `where` says what the programs of these steps take.
+`bits_…` train 20 steps with one rank (each transport) and with two or four ranks that share the
+GPU, through the host's memory, and compare parameters, the optimizer's state and everything that
+steps have told; each run compiles anew. Ranks are started with the `mpiexec` that is found. Figures
+go to bench/results/distributed_gpu.json.
 """
 
 from __future__ import annotations
@@ -33,7 +34,14 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "distributed_gpu.json"
-LIMITS = {"calls": 60, "cost": 240, "bits_mlp": 240, "bits_cnn": 240, "bits_gpt": 240}  # seconds
+LIMITS = {
+    "calls": 60,
+    "cost": 240,
+    "where": 120,
+    "bits_mlp": 240,
+    "bits_cnn": 240,
+    "bits_gpt": 240,
+}  # seconds
 RUN = 90  # seconds for one number of ranks
 STEPS, TURN, ROUNDS = 20, 0.5, 8
 
@@ -103,6 +111,45 @@ def cost() -> dict[str, Any]:
         "ms": found, "ratio": {n: t / base for n, t in found.items()}, "turns": times,
         "losses": first, "reports": {n: s.report.transport for n, s in steps.items()},
     }  # fmt: skip
+
+
+def where() -> dict[str, Any]:
+    """Where the time of those steps goes: each program by itself, and its longest kernels."""
+    import treadle as td
+    from models import WORKLOADS, loss
+    from treadle import optim
+    from treadle.backends.compiled import compiled_part
+    from treadle.runtime.chain import Run
+
+    work, found = WORKLOADS["gpt_6x384"], {}
+    for label, parallel in (("without", None), ("one shard", td.DataParallel(shards=1))):
+        step = td.compile_step(
+            work.make(), loss, optim.adamw(1e-4), work.specs(), clip_norm=work.clip,
+            device="cuda", precision="bfloat16", parallel=parallel,
+            options=td.CompileOptions(deterministic=True),
+        )  # fmt: skip
+        (program,) = step._programs.built(step._inputs)._built.values()
+        links = [program] if parallel is None else [
+            k.program for k in program.chain.links if isinstance(k, Run)
+        ]  # fmt: skip
+        for link in links:
+            part = compiled_part(link)
+            rng = np.random.default_rng(0)
+            values = {
+                n: (rng.random(t.shape) * 0.02 + 0.001).astype(t.dtype.numpy)
+                for n, _, t in part.plan.leaves
+            }
+            rows = sorted(part.profile(values), key=lambda r: -r.seconds)
+            names = [k.name for k in part.plan.kernels]
+            found[f"{label}: {link.graph.name}"] = {
+                "ms": 1e3 * part.seconds(values, 0.3),
+                "launches": len(rows),
+                "kernels": [
+                    [names[r.calls[0][0]] if not r.name else r.name, sum(c for _, c in r.calls),
+                     1e3 * r.seconds] for r in rows[:40]
+                ],
+            }  # fmt: skip
+    return found
 
 
 def _turn(step: Any, batch: Any) -> float:
@@ -262,6 +309,10 @@ def shown(part: str, found: dict[str, Any]) -> Iterator[str]:
         for name, ms in found["ms"].items():
             yield f"cost {name:<36}{ms:>9.3f} ms{found['ratio'][name]:>8.4f}"
         yield from (f"cost {n}: {r}" for n, r in found["reports"].items() if r)
+    elif part == "where":
+        for name, row in found.items():
+            longest = ", ".join(f"{k} ×{c} {ms:.3f}" for k, c, ms in row["kernels"][:12])
+            yield f"{name:<24}{row['ms']:>8.3f} ms, {row['launches']} launches: {longest}"
     else:
         for label, row in found.items():
             told = row.get("error") or (
@@ -274,6 +325,7 @@ def shown(part: str, found: dict[str, Any]) -> Iterator[str]:
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "calls": calls,
     "cost": cost,
+    "where": where,
     **{f"bits_{n}": (lambda n=n: bits(n)) for n in MODELS},
 }
 

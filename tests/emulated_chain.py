@@ -52,9 +52,7 @@ class EmulatedChain:
         for buffer in self.own.values():
             buffer[...] = 0xA5
 
-    def run(
-        self, values: Any, version: int, rows: Sequence[Mapping[str, Any]]
-    ) -> dict[str, Any]:
+    def run(self, values: Any, version: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         self.memory = dict(self.own)
         for name, array in values.items():
             assert array.flags.c_contiguous
@@ -116,6 +114,8 @@ class EmulatedChain:
 
 class Emulated:
     """The CPU as a device that makes chains."""
+
+    connects = True
 
     def __init__(self, cause: str | None):
         self.cause = cause

@@ -290,7 +290,7 @@ def fake_gpu(driver: FakeDriver | None = None) -> Iterator[FakeDriver]:
     driver = driver or FakeDriver()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "bindings", lambda: driver)
-        patch.setattr(cuda_backend, "Compiling", lambda parts, chip: (CUBIN,))
+        patch.setattr(cuda_backend, "Compiling", lambda parts, chip, contracts: (CUBIN,))
         patch.setattr(cuda_backend, "has_dnn", lambda: False)
         patch.setattr(compiled, "plan_cache", lambda: None)
         # Blocks that all matmuls share are a device's: a real one's stay, for its programs.

@@ -45,7 +45,7 @@ class CompileOptions:
     choices between storing and recomputing, for at most `seconds` a program; the fastest is kept on
     disk for this graph on this machine. `numerics="strict"` computes what is written and nothing
     that is only equal over the reals: attention, norms, losses or convolutions that are written out
-    are not recognised as the functions that they are.
+    are not recognised as the functions that they are, and GPUs round products before adding them.
     """
 
     on_new_shape: str = "error"

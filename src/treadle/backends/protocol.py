@@ -173,6 +173,11 @@ class Backend(Protocol):
 class Chaining(Protocol):
     """Whole steps of several programs on a device, which exchanges with others by itself."""
 
+    @property
+    def connects(self) -> bool:
+        """Whether devices may exchange by themselves, where there is what they need."""
+        ...
+
     def where(self) -> str:
         """Which device of all hosts it is, for those who must not share one."""
         ...

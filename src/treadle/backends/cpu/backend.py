@@ -113,6 +113,8 @@ class CpuToolchain:
 class CpuChaining:
     """Steps as one native call, exchanges by MPI in it."""
 
+    connects = False
+
     def where(self) -> str:
         return "the host"
 

@@ -52,6 +52,7 @@ class CudaToolchain:
     is_deterministic: bool = False
     without: frozenset[LibraryCallKey] = frozenset()
     chosen: Chosen = ()
+    contracts: bool = True  # whether the compiler may round a product and a sum once
     is_for_loading: bool = True  # what it schedules is loaded afterwards
     title: str = ""
     damage: tuple[type[Exception], ...] = (LookupError, ValueError, TypeError, RescheduleError)
@@ -102,7 +103,7 @@ class CudaToolchain:
 
     def compile(self, source: CudaSource) -> CudaCode:
         """Begun: the compiler works while algorithms of libraries are chosen."""
-        cubins = Compiling(source.parts, device().architecture)
+        cubins = Compiling(source.parts, device().architecture, self.contracts)
         return CudaCode(source.launches, source.cooperative, cubins, without=self.without)
 
     def load(self, graph: Graph, built: Built[CudaCode]) -> CudaProgram:
@@ -163,6 +164,8 @@ def _workers_for(graph: Graph) -> int:
 class CudaChaining:
     """Steps as one captured graph, exchanges by NCCL in it or staged on the host."""
 
+    connects = True
+
     def where(self) -> str:
         return device().place
 
@@ -204,7 +207,7 @@ class CudaBackend:
         device()
 
     def toolchain(self, options: CompileOptions) -> CudaToolchain:
-        return CudaToolchain(options.deterministic)
+        return CudaToolchain(options.deterministic, contracts=options.numerics != "strict")
 
     def load(
         self, graph: Graph, report: CompileReport, options: CompileOptions, name: str

@@ -339,10 +339,18 @@ class ParallelPrograms:
         own = {n: self.own_type(n) for n in self.gradients}
         return canonical(squares_graph(own, self.plan, self.names))
 
-    def program(self, key: object, make: Callable[[], Graph], name: str) -> Executable:
-        """What is known by a key, compiled when it is first asked for."""
+    def program(
+        self, key: object, make: Callable[[], Graph], name: str, is_strict: bool = False
+    ) -> Executable:
+        """What is known by a key, compiled when it is first asked for.
+
+        One whose shapes depend on the number of ranks is strict: its ops are rounded one by one,
+        however they are fused.
+        """
         if key not in self._built:
-            self._built[key] = load(make(), self.report, self.recipe.options, name)
+            options = self.recipe.options
+            options = replace(options, numerics="strict") if is_strict else options
+            self._built[key] = load(make(), self.report, options, name)
             self.report.compiles += 1
         return self._built[key]
 
@@ -359,7 +367,7 @@ class ParallelPrograms:
         def graph() -> Graph:
             return fold_graph(self.gradients, self.share, self.names, self.plan, mode)
 
-        return self.program(("fold", mode), graph, "fold")
+        return self.program(("fold", mode), graph, "fold", is_strict=True)
 
     def squares(self) -> Executable:
         is_host = backend(self.report.device).memory.is_host
@@ -379,4 +387,4 @@ class ParallelPrograms:
             kinds = {OutputKind.UPDATE}
             return select(self.update_parts[part].graph, kinds, ["updated", "grad_norm"])
 
-        return self.program(("update", part), graph, "update")
+        return self.program(("update", part), graph, "update", is_strict=True)

@@ -32,7 +32,7 @@ class Transport:
 def choose_transport(config: DataParallel, comm: Communicator, device: Backend) -> Transport:
     """What is asked for, or the best that all ranks can do. All of them ask together."""
     asked, chaining = config.transport, device.chaining
-    if chaining is None or device.memory.is_host:
+    if chaining is None or not chaining.connects:
         if asked == NCCL:
             raise ArgumentError(
                 "compile_step",
