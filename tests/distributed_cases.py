@@ -108,7 +108,9 @@ SHARDED = ", sharded"  # ends the name of a case whose parameters are; it has th
 for _name in ("mlp", "cnn", "gpt", "float16"):
     *_rest, _given = CASES[_name]
     CASES[_name + SHARDED] = (*_rest, {**_given, "shard_parameters": True})
-OF_PARALLEL = ("shard_optimizer", "shard_parameters", "batch_norm", "local", "shards")
+OF_PARALLEL = (
+    "shard_optimizer", "shard_parameters", "batch_norm", "local", "shards", "timeout", "transport",
+)  # fmt: skip
 
 
 def compiled(case: str, device: str = "cpu", **more: Any) -> td.TrainStep:

@@ -151,6 +151,9 @@ class TwoRanks:
     def calls(self) -> None:
         """Nobody is to be called."""
 
+    def waiting(self) -> int:
+        return 0
+
 
 @contextmanager
 def two_ranks(
@@ -163,11 +166,6 @@ def two_ranks(
 
 def on_gpu(transport: str = "auto", case: str = "mlp") -> td.TrainStep:
     return cases.compiled(case, "cuda", transport=transport)
-
-
-@pytest.fixture(autouse=True)
-def _transports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "OF_PARALLEL", (*cases.OF_PARALLEL, "transport"))
 
 
 def steps_on(step: td.TrainStep, case: str, count: int) -> None:
