@@ -13,11 +13,10 @@ import treadle as td
 from test_distributed import launched
 from test_distributed_gpu import TwoRanks
 from treadle.kernel.plan import Point, last_uses, points_after
-from treadle.runtime.chain import Gather, Swap
+from treadle.runtime.chain import LOOKS, Gather, Swap
 from treadle.runtime.cpu.threads import Pool
 from treadle.runtime.executable import CallingProgram
 from treadle.step import compile as compiling
-from treadle.step.parallel.overlap import LOOKS
 
 # A kernel's arguments: first and last iteration, scratch, a table, the iteration of a repeat.
 FUNCTION = ctypes.CFUNCTYPE(

@@ -17,6 +17,9 @@ from treadle.runtime.executable import Executable
 from treadle.runtime.memory import Values
 
 ALIGNED = 256  # bytes: where rows of a buffer begin that programs read
+# For messages, after each kernel of a processor's program: a look takes less than a microsecond
+# where there are none. See docs/decisions.md, "Programs look for messages after every kernel".
+LOOKS = 8
 
 
 def aligned(nbytes: int) -> int:

@@ -19,6 +19,7 @@ from treadle.base.errors import DistributedError
 from treadle.ir.graph import OutputKind
 from treadle.kernel.plan import START, Point, last_uses, points_after
 from treadle.runtime.chain import (
+    LOOKS,
     RESULTS,
     Chain,
     Copy,
@@ -36,11 +37,6 @@ from treadle.runtime.cpu.script import CALL, LINE, PHASE, RUNS, WORDS, with_call
 from treadle.runtime.cpu.threads import pool
 from treadle.runtime.held import aligned
 from treadle.runtime.memory import Values
-
-# For messages, after each kernel: a look takes less than a microsecond where there are none. See
-# docs/decisions.md, "Programs look for messages after every kernel".
-LOOKS = 8
-Row = tuple[int, ...]
 
 
 @dataclass(slots=True)

@@ -63,6 +63,7 @@ class ChainBuilder:
         self.inputs: dict[str, TensorType] = {}
         self.results: dict[str, tuple[int, TensorType]] = {}
         self.columns = programs.columns()
+        self.overlaps, self.in_parts = programs.parallel.config.overlap, False
 
     def build(self) -> Chain:
         stages = self.programs.stages
@@ -83,7 +84,7 @@ class ChainBuilder:
             self.share.each,
             self.buffers,
             self.results,
-            self.programs.parallel.config.overlap,
+            self.overlaps,
         )
 
     # Buffers
@@ -151,10 +152,10 @@ class ChainBuilder:
         alone = self.share.ranks == 1 and self.mode is Mode.UPDATE
         return Place(self.names.gradient(name) if alone else self.names.total(name))
 
-    def _exchange(self, name: str, parts: Iterable[Gather | Swap]) -> None:
+    def _exchange(self, name: str, parts: Iterable[Gather | Swap], is_open: bool = False) -> None:
         found = tuple(p for p in parts if p.nbytes)
         if found:
-            self.links.append(Exchange(name, found))
+            self.links.append(Exchange(name, found, is_open))
 
     def _compiled(self, key: object, graph: Graph, name: str) -> Executable:
         return self.programs.program(("chain", key), lambda: graph, name)
@@ -201,6 +202,8 @@ class ChainBuilder:
         program = self.programs.program(
             ("chain", "shard"), lambda: packed_graph(stage.graph, self.columns), "shard"
         )
+        # Threads share the update's one long phase: its parts are sent one after the other.
+        self.in_parts = getattr(program, "threads", 1) > 1 and self.overlaps
         for i, merge in enumerate(merges(self.share.each)):
             leaves = self._of_shard(stage.graph, i)
             for name, type_ in self.programs.states.items():
@@ -262,20 +265,28 @@ class ChainBuilder:
                 for n in wanted
             ]
             self._exchange("sums", sums)
-        program = programs.update()
+        rows = self._own_rows() if programs.gathers_rows else {}
+        given |= {self.names.rows(n): place for n, place in rows.items()}
+        parts, copies = programs.update_parts(self.in_parts), list[Link]()
+        for number, part in enumerate(parts):
+            self._run_update(programs.update(number, self.in_parts), given)
+            some = {n: rows[n] for n in part.parameters if n in rows}
+            copies += self._gather_rows(some, number < len(parts) - 1)
+        self.links += copies
+
+    def _run_update(self, program: Executable, given: Mapping[str, Place]) -> None:
+        leaves = {n: p for n, p in given.items() if n in program.graph.leaves}
+        leaves |= {n: p for n, p in given.items() if n in _updated(program.graph)}
         if RANDOM_STATE in program.graph.leaves:
             at = program.graph.leaves[RANDOM_STATE]
             self.inputs[UPDATE_KEY] = program.graph.nodes[at].types[0]
-            given[RANDOM_STATE] = Place(input_name(0, UPDATE_KEY))
+            leaves[RANDOM_STATE] = Place(input_name(0, UPDATE_KEY))
         results = {}
         for label, type_ in _output_types(program.graph).items():
             if not label.startswith(OutputKind.UPDATE.value):
                 is_known = label in self.results
                 results[label] = self._at(label) if is_known else self._result(label, type_)
-        rows = self._own_rows() if programs.gathers_rows else {}
-        given |= {self.names.rows(n): place for n, place in rows.items()}
-        self._run(program, given, results)
-        self._gather_rows(rows)
+        self._run(program, leaves, results)
 
     def _norms(self) -> Place:
         """Of all gradients together and of each, from sums of squares of every row."""
@@ -329,8 +340,11 @@ class ChainBuilder:
     def _rows_type(self, name: str) -> TensorType:
         return self.programs.own_type(name).with_dtype(self.plan.parameters[name].dtype)
 
-    def _gather_rows(self, rows: Mapping[str, Place]) -> None:
-        """Every rank's rows of the parameters, which are filled up beside them if at all."""
+    def _gather_rows(self, rows: Mapping[str, Place], is_open: bool) -> list[Copy]:
+        """Every rank's rows of the parameters, which are filled up beside them if at all.
+
+        What is then to be copied, when all has arrived.
+        """
         parts, copies = [], []
         for name, place in rows.items():
             target, each = Place(name), self._rows_type(name).nbytes
@@ -338,8 +352,8 @@ class ChainBuilder:
                 target = self._buffer(f"filled {name}", self.share.ranks * each)
                 copies.append(Copy(Place(name), target, self.plan.parameters[name].nbytes))
             parts.append(Gather(place, target, each))
-        self._exchange("parameters", parts)
-        self.links += copies
+        self._exchange("parameters", parts, is_open)
+        return copies
 
     def _states(self) -> None:
         states = self.programs.states
@@ -348,6 +362,10 @@ class ChainBuilder:
         every = {every_name(n): Place(every_name(n)) for n in names}
         leaves = {n: p for n, p in every.items() if n in graph.leaves}
         self._run(self._compiled("states", graph, "states"), leaves)
+
+
+def _updated(graph: Graph) -> set[str]:
+    return {o.name for o in graph.outputs if o.kind is OutputKind.UPDATE}
 
 
 def _output_types(graph: Graph) -> dict[str, TensorType]:

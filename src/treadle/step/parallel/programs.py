@@ -189,7 +189,6 @@ class ParallelPrograms:
         self.has_batch_norm = any(n.op is BATCH_NORM for n in graph.nodes)
         self.is_random = RANDOM_STATE in self.shard_graph.leaves
         self._built: dict[object, Executable] = {}
-        self.is_chained = False  # whether a device makes whole steps by itself
 
     def shard_arrays(self, arrays: Mapping[str, Any], shard: int) -> dict[str, Any]:
         """What a shard's program is given: its rows, and its key."""
@@ -207,8 +206,7 @@ class ParallelPrograms:
                 self.merge(merge)
         self.fold(mode)
         if mode is not Mode.ACCUMULATE:
-            for part in range(len(self.update_parts)):
-                self.update(part)
+            self.update()
             if self.shards_optimizer or grad_norms:
                 self.squares()
 
@@ -260,15 +258,6 @@ class ParallelPrograms:
         return isinstance(program, CallingProgram) and (
             program.threads == 1 or self.share.each == 1
         )
-
-    @property
-    def gathers_inside(self) -> bool:
-        """Whether the update's program gathers parameters; threads share its one long phase."""
-        if not self._calls_inside or not self.gathers_rows:
-            return False
-        program = self.shard()
-        alone = isinstance(program, CallingProgram) and program.threads == 1
-        return alone and all(self.plan.parameters[n].dtype is dtypes.float32 for n in self.arrays)
 
     @property
     def gathers_rows(self) -> bool:
@@ -373,18 +362,17 @@ class ParallelPrograms:
         is_host = backend(self.report.device).memory.is_host
         return self.program("squares", lambda: self.squares_graph(is_host), "squares")
 
-    @cached_property
-    def update_parts(self) -> list[Part]:
+    def update_parts(self, in_several: bool = False) -> list[Part]:
         """The update, in parts if each of them is sent on its way while the next is computed."""
         sizes = {n: p.size for n, p in self.pieces.items() if n not in self.single}
-        is_whole = not self.gathers_rows or self.gathers_inside or self.is_chained
-        if is_whole or not self.parallel.config.overlap:
+        if not in_several or not self.gathers_rows:
             return [Part(self.update_graph, tuple(sizes))]
         return parts_of(self.update_graph, sizes, self.names)
 
-    def update(self, part: int = 0) -> Executable:
+    def update(self, part: int = 0, in_several: bool = False) -> Executable:
         def graph() -> Graph:
-            kinds = {OutputKind.UPDATE}
-            return select(self.update_parts[part].graph, kinds, ["updated", "grad_norm"])
+            kinds, parts = {OutputKind.UPDATE}, self.update_parts(in_several)
+            return select(parts[part].graph, kinds, ["updated", "grad_norm"])
 
-        return self.program(("update", part), graph, "update", is_strict=True)
+        key = "update", in_several, part
+        return self.program(key, graph, "update", is_strict=True)

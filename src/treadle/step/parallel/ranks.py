@@ -318,7 +318,7 @@ class ParallelVariants:
     def __init__(self, programs: ParallelPrograms, transport: Transport):
         self.programs, self.indices = programs, programs.indices
         self._transport = transport
-        programs.is_chained = can_chain(programs)
+        self._chains = can_chain(programs)
         self.graphs = dict.fromkeys(Mode, programs.shard_graph)
         self.is_random = programs.is_random
         self._overlap = Overlap(programs)  # one for all: they run the same program
@@ -342,7 +342,7 @@ class ParallelVariants:
 
     def _program(self, mode: Mode, grad_norms: bool) -> ParallelProgram:
         programs, overlap = self.programs, self._overlap
-        if programs.is_chained:
+        if self._chains:
             return ChainedStep(programs, mode, overlap, grad_norms, self._transport)
         programs.compile(mode, grad_norms)
         return ParallelProgram(programs, mode, overlap, grad_norms)

@@ -92,7 +92,6 @@ class _Call:
         self.found: dict[str, Any] = {}
         is_host = session.memory.is_host
         self.sends_inside = is_host and self.programs.sends_inside
-        self.gathers_inside = is_host and self.programs.gathers_inside
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
@@ -290,25 +289,15 @@ class _Call:
 
     def _update_rows(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What the update gives; where ranks have updated rows, they are gathered."""
-        programs, session, overlap = self.programs, self.session, self.program.overlap
+        programs, session = self.programs, self.session
         if not programs.gathers_rows:
             with self._timed("update"):
                 return session.run(programs.update(), given)
-        sent: dict[str, np.ndarray] = {}
-        pending: list[Any] = []
         with self._timed("update"):
             self._take_rows()
-            if self.gathers_inside:
-                with overlap.gathering(session).calling():
-                    outputs = session.run(programs.update(), given)
-                sent = {n: overlap.target(session.values, n) for n in programs.arrays}
-            else:
-                for number, part in enumerate(programs.update_parts):
-                    outputs = session.run(programs.update(number), given)
-                    # On their way while the next are updated
-                    pending += self._send_rows(part.parameters, sent)
+            outputs = session.run(programs.update(), given)
         with self._timed("exchange of parameters"):
-            overlap.parameters.wait() if self.gathers_inside else self.communicator.wait(pending)
+            sent = self._send_rows()
             for name, rows in sent.items():
                 if not self._is_direct(name):
                     self._write({name: programs.pieces[name].glue(rows)})
@@ -373,15 +362,16 @@ class _Call:
         }
         self._write(rows)
 
-    def _send_rows(self, names: Sequence[str], sent: dict[str, np.ndarray]) -> list[Any]:
-        """Begin to gather every rank's rows of some parameters; `sent` is where they arrive."""
-        pending = []
-        for name in names:
+    def _send_rows(self) -> dict[str, np.ndarray]:
+        """Every rank's rows of all parameters, where they have arrived."""
+        pending, sent = [], {}
+        for name in self.programs.arrays:
             given = self.session.values[self.names.rows(name)]
             shape = (self.share.shards, self.programs.pieces[name].length)
             sent[name] = self._target(name, shape, given.dtype)
             pending.append(self.communicator.all_gather(_contiguous(given), sent[name]))
-        return pending
+        self.communicator.wait(pending)
+        return sent
 
     def _is_direct(self, name: str) -> bool:
         """Whether rows arrive where the parameter is."""
