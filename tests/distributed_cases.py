@@ -102,6 +102,7 @@ CASES: dict[str, Case] = {
     "cnn": (Images, plain, "images", {}),
     "cnn, per shard": (Images, plain, "images", {"batch_norm": "per shard"}),
     "gpt": (Text, next_word, "text", {"accumulate": 3, "clip_norm": 0.1}),
+    "gpt, bfloat16": (Text, next_word, "text", {"clip_norm": 0.1, "precision": "bfloat16"}),
     "float16": (Classifier, weighted, "large", {"precision": "float16"}),
 }
 SHARDED = ", sharded"  # ends the name of a case whose parameters are; it has the other's bits

@@ -27,7 +27,7 @@ from treadle.runtime.chain import (
     input_name,
 )
 from treadle.runtime.executable import Executable
-from treadle.step.parallel.graphs import NORM, TOTAL, WEIGHT, row_name
+from treadle.step.parallel.graphs import NORM, TOTAL, WEIGHT, row_name, with_narrow_leaves
 from treadle.step.parallel.numbers import (
     NUMBERS,
     SQUARES,
@@ -150,7 +150,12 @@ class ChainBuilder:
 
     def _total(self, name: str) -> Place:
         alone = self.share.ranks == 1 and self.mode is Mode.UPDATE
-        return Place(self.names.gradient(name) if alone else self.names.total(name))
+        return Place(self.programs.sum_name(name) if alone else self.names.total(name))
+
+    @property
+    def _of_shard(self) -> bool:
+        """Whether sums of all shards are what the one shard there is has stored."""
+        return self.share.shards == 1 and self.mode is Mode.UPDATE
 
     def _exchange(self, name: str, parts: Iterable[Gather | Swap], is_open: bool = False) -> None:
         found = tuple(p for p in parts if p.nbytes)
@@ -160,7 +165,7 @@ class ChainBuilder:
     def _compiled(self, key: object, graph: Graph, name: str) -> Executable:
         return self.programs.program(("chain", key), lambda: graph, name)
 
-    def _of_shard(self, graph: Graph, i: int) -> dict[str, Place]:
+    def _leaves_of_shard(self, graph: Graph, i: int) -> dict[str, Place]:
         """Where a stage of an own shard finds what it is given."""
         found = {}
         given = set(self.programs.given.names) | {RANDOM_STATE}
@@ -187,7 +192,7 @@ class ChainBuilder:
             for name in stage.kept:
                 nbytes = types[f"result:{name}"].nbytes
                 results[f"result:{name}"] = self._buffer(f"{name} of {i}", nbytes)
-            self._run(program, self._of_shard(stage.graph, i), results)
+            self._run(program, self._leaves_of_shard(stage.graph, i), results)
         self._exchange("statistics", self._gathers(summed))
         sums = self._compiled(("sums", number), sums_graph(summed, self.share.shards), "sums")
         every = {every_name(n): Place(every_name(n)) for n in summed}
@@ -205,7 +210,7 @@ class ChainBuilder:
         # Threads share the update's one long phase: its parts are sent one after the other.
         self.in_parts = getattr(program, "threads", 1) > 1 and self.overlaps
         for i, merge in enumerate(merges(self.share.each)):
-            leaves = self._of_shard(stage.graph, i)
+            leaves = self._leaves_of_shard(stage.graph, i)
             for name, type_ in self.programs.states.items():
                 leaves[self.names.state(name)] = self._row(f"state:{name}", type_, i)
             self._run(program, leaves, {f"result:{NUMBERS}": self._row(NUMBERS, row, i)})
@@ -216,7 +221,7 @@ class ChainBuilder:
     def _sums(self, merge: Merge) -> tuple[tuple[str, str, int], ...]:
         """What the last merge does, where gradients are float32."""
         types = self.programs.gradients
-        if any(t.dtype is not dtypes.float32 for t in types.values()):
+        if self.programs.narrow or any(t.dtype is not dtypes.float32 for t in types.values()):
             return ()
         return tuple(
             (self.names.gradient(name), self.names.level(level, name), type_.size)
@@ -231,8 +236,8 @@ class ChainBuilder:
         parts: list[Gather | Swap] = [*self._gathers(rows)]
         if self.share.ranks > 1:
             for name in self.programs.gradients:
-                given, taken = self.names.gradient(name), self.names.received(name)
-                nbytes = self.programs.own_type(name).nbytes
+                given, taken = self.programs.sum_name(name), self.names.received(name)
+                nbytes = self.programs.sent_type(name).nbytes
                 parts.append(Swap(Place(given), Place(taken), nbytes))
         self._exchange("gradients", parts)
 
@@ -269,7 +274,8 @@ class ChainBuilder:
         given |= {self.names.rows(n): place for n, place in rows.items()}
         parts, copies = programs.update_parts(self.in_parts), list[Link]()
         for number, part in enumerate(parts):
-            self._run_update(programs.update(number, self.in_parts), given)
+            program = programs.update(number, self.in_parts, self._of_shard)
+            self._run_update(program, given)
             some = {n: rows[n] for n in part.parameters if n in rows}
             copies += self._gather_rows(some, number < len(parts) - 1)
         self.links += copies
@@ -294,7 +300,9 @@ class ChainBuilder:
         parameters = list(programs.gradients)
         row = TensorType((len(parameters),))
         self._rows(SQUARES, row)
-        squares = self._compiled("squares", programs.squares_graph(), "squares")
+        narrow = {row_name(n): dtype for n, dtype in programs.narrow.items()}
+        graph = with_narrow_leaves(programs.squares_graph(), narrow if self._of_shard else {})
+        squares = self._compiled(("squares", self._of_shard), graph, "squares")
         for i in range(self.share.each):
             leaves = {WEIGHT: self._at("result:weight")}
             for name in parameters:
@@ -314,6 +322,8 @@ class ChainBuilder:
     def _loaded_row(self, name: str, i: int) -> Place:
         """A row of a sum where it is, or a copy of it where it may be loaded from."""
         total, type_ = self._total(name), self.programs.own_type(name)
+        if self._of_shard:
+            return total
         nbytes = type_.nbytes // self.share.each
         if i * nbytes % LOADED == 0:
             return Place(total.buffer, i * nbytes)

@@ -202,7 +202,8 @@ def glued_graph(sharded: Sharded, leaves: Mapping[str, Node]) -> Graph:
         found = [dict(zip(_labels(sharded.shard), outputs, strict=True)) for outputs in shards]
         numbers = {n: gluing.tree([s[f"result:{n}"] for s in found]) for n in ("total", "weight")}
         sums = {  # (shards, length) of each parameter
-            n: gluing.tree([s[f"update:{names.gradient(n)}"] for s in found]) for n in sharded.whole
+            n: gluing.tree([cast(s[f"update:{names.gradient(n)}"], type_.dtype) for s in found])
+            for n, type_ in sharded.whole.items()
         }
         given = {TOTAL: numbers["total"], WEIGHT: numbers["weight"]}
         given[NORM] = gluing.norm(sums, given)

@@ -12,6 +12,7 @@ import numpy as np
 
 from treadle.backends.registry import backend
 from treadle.base import dtypes
+from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError, BatchError, GradientError
 from treadle.distributed.communicator import Communicator
 from treadle.distributed.config import DataParallel
@@ -32,9 +33,11 @@ from treadle.step.parallel.graphs import (
     Names,
     fold_graph,
     merge_graph,
+    narrow_gradients,
     shard_graph,
     squares_graph,
     whole_update,
+    with_narrow_leaves,
 )
 from treadle.step.parallel.parts import Part, parts_of
 from treadle.step.parallel.pieces import in_rows, with_norm_given
@@ -180,7 +183,10 @@ class ParallelPrograms:
         }
         self.metrics = [o.name for o in graph.outputs if o.kind is OutputKind.METRIC]
         self.states = {o.name: t for o, t in found.items() if o.kind is OutputKind.UPDATE}
-        shard = shard_graph(graph, self.names, self.share.shards, plan.scales_loss)
+        chaining = backend(report.device).chaining
+        # Rows that devices send to each other are as narrow as they may be.
+        self.narrow = narrow_gradients(graph) if chaining and chaining.connects else {}
+        shard = shard_graph(graph, self.names, self.share.shards, plan.scales_loss, self.narrow)
         self.shard_graph = optimized(shard, report, recipe.options)
         self.stages = stages_of(self.shard_graph)
         self.results = [o.name for o in self.shard_graph.outputs if o.kind is OutputKind.RESULT]
@@ -264,6 +270,23 @@ class ParallelPrograms:
         """Whether ranks gather the parameters when each has updated its rows."""
         return self.shards_optimizer and self.share.ranks > 1 and not self.shards_parameters
 
+    def sum_name(self, name: str) -> str:
+        """What this rank's shards add up to, of a gradient."""
+        is_apart = name in self.narrow and self.share.each > 1
+        return self.names.summed(name) if is_apart else self.names.gradient(name)
+
+    def sent_type(self, name: str) -> TensorType:
+        """This rank's rows of such a sum, as they are sent."""
+        own = self.own_type(name)
+        return own.with_dtype(self.narrow.get(name, own.dtype)) if self.share.each == 1 else own
+
+    def _narrow_leaves(self) -> dict[str, DType]:
+        """Leaves of sums that are stored in narrow types."""
+        found = {self.names.gradient(n): dtype for n, dtype in self.narrow.items()}
+        if self.share.each == 1:
+            found |= {self.names.received(n): dtype for n, dtype in self.narrow.items()}
+        return found
+
     def own_type(self, name: str) -> TensorType:
         """This rank's rows of a gradient or a parameter."""
         type_ = self.gradients[name]
@@ -274,13 +297,14 @@ class ParallelPrograms:
         names, ranks, found = self.names, self.share.ranks, {}
         waiting = {m.waits_at for m in merges(self.share.each)} - {None}
         for name, type_ in self.gradients.items():
-            found[names.gradient(name)] = type_
+            found[names.gradient(name)] = type_.with_dtype(self.narrow.get(name, type_.dtype))
+            found.setdefault(self.sum_name(name), type_)
             found |= {names.level(w, name): type_ for w in waiting if w is not None}
             own = self.own_type(name)
             found[names.total(name)] = own
             if ranks > 1:
                 shape = (ranks, *own.shape)
-                found[names.received(name)] = type_.with_shape(shape)
+                found[names.received(name)] = self.sent_type(name).with_shape(shape)
                 if self.shards_optimizer:
                     found[names.rows(name)] = own.with_dtype(self.plan.parameters[name].dtype)
             if not self.shards_optimizer or name in self.single:
@@ -350,11 +374,17 @@ class ParallelPrograms:
         return self.program(("shard", number), lambda: self.stages[number].graph, name)
 
     def merge(self, merge: Merge) -> Executable:
-        return self.program(merge, lambda: merge_graph(self.gradients, merge, self.names), "merge")
+        def graph() -> Graph:
+            found = merge_graph(self.gradients, merge, self.names, self.narrow)
+            return with_narrow_leaves(found, self._narrow_leaves())
+
+        return self.program(merge, graph, "merge")
 
     def fold(self, mode: Mode) -> Executable:
         def graph() -> Graph:
-            return fold_graph(self.gradients, self.share, self.names, self.plan, mode)
+            sums = {n: self.sum_name(n) for n in self.gradients}
+            found = fold_graph(self.gradients, self.share, self.names, self.plan, mode, sums)
+            return with_narrow_leaves(found, self._narrow_leaves())
 
         return self.program(("fold", mode), graph, "fold", is_strict=True)
 
@@ -369,10 +399,15 @@ class ParallelPrograms:
             return [Part(self.update_graph, tuple(sizes))]
         return parts_of(self.update_graph, sizes, self.names)
 
-    def update(self, part: int = 0, in_several: bool = False) -> Executable:
+    def update(self, part: int = 0, in_several: bool = False, of_shard: bool = False) -> Executable:
+        """The update; with `of_shard` its gradients are those of the one shard there is."""
+
         def graph() -> Graph:
             kinds, parts = {OutputKind.UPDATE}, self.update_parts(in_several)
-            return select(parts[part].graph, kinds, ["updated", "grad_norm"])
+            found = select(parts[part].graph, kinds, ["updated", "grad_norm"])
+            narrow = {self.names.total(n): dtype for n, dtype in self.narrow.items()}
+            narrow |= {self.names.gathered(n): dtype for n, dtype in self.narrow.items()}
+            return with_narrow_leaves(found, narrow if of_shard else {})
 
-        key = "update", in_several, part
+        key = "update", in_several, part, of_shard
         return self.program(key, graph, "update", is_strict=True)

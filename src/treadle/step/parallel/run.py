@@ -214,7 +214,7 @@ class _Call:
             return
         pending, taken = [], {}
         for name in self.programs.gradients:
-            given = self.session.values[self.names.gradient(name)]
+            given = self.session.values[self.programs.sum_name(name)]
             taken[name] = self._room(self.names.received(name))
             pending.append(self.communicator.all_to_all(_contiguous(given), taken[name]))
         self.communicator.wait(pending)
