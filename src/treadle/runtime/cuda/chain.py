@@ -152,8 +152,9 @@ class CudaChain:
         """The graphs of one slot, from the copy of the inputs to that of the results."""
         places = self._places(values, sources)
         programs = [p for p in self._programs.values() if isinstance(p, CudaProgram)]
-        for program in programs:
-            _ = program.own_results  # before the capture: memory may be allocated for them
+        for link in self.chain.links:
+            if isinstance(link, Run) and isinstance(link.program, CudaProgram):
+                link.program.prepare(link.results)
         found = []
         for number, segment in enumerate(self._segments):
 

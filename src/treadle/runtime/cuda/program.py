@@ -6,7 +6,7 @@ Results come back into pinned memory and are waited for when they are looked at.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -241,7 +241,9 @@ class CudaProgram:
                 taken[output.slot] = target
             else:
                 copies.append((target, output))
-        rest = {s: self.own_results + o for s, o in self._result_offsets.items() if s not in taken}
+        left = {s: o for s, o in self._result_offsets.items() if s not in taken}
+        start = self.own_results if left else 0
+        rest = {s: start + o for s, o in left.items()}
         table = self._table(leaves, taken | rest, room)
         self._runner.enqueue(table, stream)
         for target, output in copies:
@@ -249,6 +251,13 @@ class CudaProgram:
                 source, nbytes = table[output.slot], output.type.nbytes
                 found = self._device.driver.cuMemcpyDtoDAsync(target, source, nbytes, stream)
                 checked(found, "results")
+
+    def prepare(self, results: Collection[str]) -> None:
+        """Memory for results that nobody asks for, before anything is captured."""
+        outputs = self.plan.outputs
+        asked = {o.slot for o in outputs if f"{o.kind.value}:{o.name}" in results}
+        if self._result_offsets.keys() - asked:
+            _ = self.own_results
 
     @property
     def own_results(self) -> int:

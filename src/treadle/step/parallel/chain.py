@@ -204,8 +204,10 @@ class ChainBuilder:
         self._rows(NUMBERS, row)
         for name, type_ in self.programs.states.items():
             self._rows(f"state:{name}", type_)
+        placed = [self.names.gradient(n) for n in self.programs.gradients]
+        placed = placed if self.programs.places_gradients else []
         program = self.programs.program(
-            ("chain", "shard"), lambda: packed_graph(stage.graph, self.columns), "shard"
+            ("chain", "shard"), lambda: packed_graph(stage.graph, self.columns, placed), "shard"
         )
         # Threads share the update's one long phase: its parts are sent one after the other.
         self.in_parts = getattr(program, "threads", 1) > 1 and self.overlaps
@@ -213,7 +215,9 @@ class ChainBuilder:
             leaves = self._leaves_of_shard(stage.graph, i)
             for name, type_ in self.programs.states.items():
                 leaves[self.names.state(name)] = self._row(f"state:{name}", type_, i)
-            self._run(program, leaves, {f"result:{NUMBERS}": self._row(NUMBERS, row, i)})
+            results = {f"result:{n}": Place(n) for n in placed}
+            results[f"result:{NUMBERS}"] = self._row(NUMBERS, row, i)
+            self._run(program, leaves, results)
             if merge.levels or merge.waits_at is not None:
                 sums = self._sums(merge) if merge.waits_at is None else ()
                 self._run(self.programs.merge(merge), sums=sums)

@@ -8,7 +8,7 @@ and the sums of squares of a row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
@@ -126,6 +126,17 @@ def with_narrow_leaves(graph: Graph, narrow: Mapping[str, DType]) -> Graph:
         return trace.finish_outputs(outputs)
 
 
+def _before_casts(graph: Graph, narrow: Mapping[str, DType]) -> Graph:
+    """The graph whose narrow gradients are what they were cast from."""
+    outputs = [
+        replace(o, value=graph.nodes[o.value.node].operands[0])
+        if o.kind is OutputKind.GRADIENT and o.name in narrow
+        else o
+        for o in graph.outputs
+    ]
+    return Graph(graph.nodes, tuple(outputs), graph.name)
+
+
 def shard_graph(
     graph: Graph,
     names: Names,
@@ -135,14 +146,20 @@ def shard_graph(
 ) -> Graph:
     """What one shard computes, from a graph with gradients: sums and weights, and rows to add.
 
-    Gradients that are `narrow` are stored as they were before they were cast.
+    Where gradients may be `narrow`, those that are have the type from which they were cast, and
+    those without filling the shape of their parameter: in memory that is what rows are.
     """
+    graph = _before_casts(graph, narrow or {})
     with isolated_tracing(graph.name) as trace:
         values = inline_into(trace.builder, graph, {})
         outputs: list[Output] = []
         if scales_loss:  # float16: an overflow anywhere leaves the model's states as they were
             found = zip(graph.outputs, values, strict=True)
-            gradients = [trace.tensor(v) for o, v in found if o.kind is OutputKind.GRADIENT]
+            gradients = [
+                cast(trace.tensor(v), dtypes.promote(trace.tensor(v).dtype, dtypes.float32))
+                for o, v in found
+                if o.kind is OutputKind.GRADIENT
+            ]
             fine = cast(isfinite(global_norm(gradients)), dtypes.float32)
             outputs.append(Output(OutputKind.RESULT, FINE, fine.handle))
         for output, value in zip(graph.outputs, values, strict=True):
@@ -150,8 +167,9 @@ def shard_graph(
             if kind is OutputKind.RESULT:
                 name = ("scaled", "total", "weight")[int(name)]
             elif kind is OutputKind.GRADIENT:
-                tensor = cut_rows(tensor, Pieces(tensor.shape, shards))
-                tensor = cast(tensor, (narrow or {}).get(name, tensor.dtype))
+                pieces = Pieces(tensor.shape, shards)
+                is_whole = narrow is not None and not pieces.filling
+                tensor = tensor if is_whole else cut_rows(tensor, pieces)
                 kind, name = OutputKind.UPDATE, names.gradient(name)
             elif kind is OutputKind.UPDATE:
                 name = names.state(name)

@@ -8,7 +8,7 @@ shards.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from treadle.base import dtypes
 from treadle.base.shapes import size_of
@@ -73,8 +73,12 @@ def _every(trace: Trace, what: str, type_: TensorType, shards: int) -> Tensor:
     return slice_along(rows, 1, 0, size_of(type_.shape))
 
 
-def packed_graph(graph: Graph, columns: Sequence[str]) -> Graph:
-    """A shard's graph whose numbers are one row."""
+def packed_graph(graph: Graph, columns: Sequence[str], placed: Collection[str] = ()) -> Graph:
+    """A shard's graph whose numbers are one row.
+
+    Updates that are `placed` are results: whoever runs it says where they are, and what computes
+    them writes there.
+    """
     with isolated_tracing(graph.name) as trace:
         values = inline_into(trace.builder, graph, {})
         found = {
@@ -83,7 +87,7 @@ def packed_graph(graph: Graph, columns: Sequence[str]) -> Graph:
         }
         row = concat([reshape(cast(found[c], dtypes.float64), (1,)) for c in columns])
         outputs = [
-            Output(o.kind, o.name, v)
+            Output(OutputKind.RESULT if o.name in placed else o.kind, o.name, v)
             for o, v in zip(graph.outputs, values, strict=True)
             if o.kind is OutputKind.UPDATE
         ]

@@ -185,8 +185,10 @@ class ParallelPrograms:
         self.states = {o.name: t for o, t in found.items() if o.kind is OutputKind.UPDATE}
         chaining = backend(report.device).chaining
         # Rows that devices send to each other are as narrow as they may be.
-        self.narrow = narrow_gradients(graph) if chaining and chaining.connects else {}
-        shard = shard_graph(graph, self.names, self.share.shards, plan.scales_loss, self.narrow)
+        narrow = narrow_gradients(graph) if chaining and chaining.connects else None
+        self.narrow = narrow or {}
+        self.places_gradients = narrow is not None  # what computes them writes where they are
+        shard = shard_graph(graph, self.names, self.share.shards, plan.scales_loss, narrow)
         self.shard_graph = optimized(shard, report, recipe.options)
         self.stages = stages_of(self.shard_graph)
         self.results = [o.name for o in self.shard_graph.outputs if o.kind is OutputKind.RESULT]
