@@ -23,7 +23,7 @@ from treadle.runtime.cuda.chain import CudaChain
 from treadle.runtime.cuda.device import device
 from treadle.step import compile as compiling
 
-FEW = ["mlp", "mlp, whole updates", "cnn", "gpt", "float16"]
+FEW = ["mlp", "mlp, whole updates", "cnn", "gpt", "gpt, bfloat16", "float16"]
 STEPS = 8  # with an overflow of float16 among them
 
 
@@ -278,6 +278,44 @@ def test_staging_goes_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> 
             given = step.session.values[programs.names.gradient(name)]
             np.testing.assert_array_equal(received[0], given[: len(given) // 2])
         assert {"exchange of gradients", "exchange of parameters"} <= step.report.exchange.keys()
+
+
+@pytest.mark.parametrize(("shards", "part"), [(2, 0.5), (4, 1.0)])
+def test_narrow_gradients_are_sent_as_they_are(
+    shards: int, part: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank with one shard sends what the shard has stored, one with several their sum."""
+    with two_ranks(monkeypatch, TwoRanks()):
+        step = cases.compiled("gpt, bfloat16", "cuda", shards=shards)
+        programs, chain = programs_of(step), chain_of(step)
+        assert len(programs.narrow) >= 8
+        swaps = {p.given.buffer: p for k in chain.links if isinstance(k, Exchange)
+                 for p in k.parts if isinstance(p, Swap)}  # fmt: skip
+        for name in programs.narrow:
+            swap = swaps[programs.sum_name(name)]
+            assert swap.nbytes == part * programs.own_type(name).nbytes
+            stored = step.session.types[programs.names.gradient(name)]
+            assert stored.dtype is td.bfloat16
+        (shard, *_) = [k.program for k in chain.links if isinstance(k, Run)]
+        kernels = [k.name for k in shard.plan.kernels]
+        assert not [k for k in kernels if k.startswith(("copy", "reshape"))], "nothing is copied"
+
+
+def test_the_gluing_check_takes_narrow_gradients() -> None:
+    with emulated():
+        step = td.compile_step(
+            td.nn.Linear(6, 5),
+            cases.weighted,
+            td.optim.sgd(0.1),
+            next(cases.rows("rows", 1)),
+            device="cpu",
+            precision="bfloat16",
+            parallel=td.DataParallel(shards=2),
+            options=td.CompileOptions(verify="full"),
+        )
+    assert programs_of(step).narrow
+    (claim,) = [c for c in step.report.claims if c.kind == "gluing"]
+    assert claim.is_established, claim
 
 
 def test_gradients_are_swapped_and_numbers_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
