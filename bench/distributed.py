@@ -2,7 +2,6 @@
 
     python bench/distributed.py                       # GPT 6 × 384, context 256, batch 4
     python bench/distributed.py gpt_nano --rounds 20
-    python bench/distributed.py --arrived             # what has arrived when a program ends
     mpiexec -n 2 python bench/distributed.py --rank   # what it launches
 
 Both train the same step, cut into as many shards; the bits are compared. Runs take turns, and the
@@ -15,7 +14,6 @@ time is compared too. Figures go to bench/results/distributed.json.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
@@ -24,7 +22,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +56,8 @@ def measured(
         row = {"step": time.perf_counter() - start, "processor": time.process_time() - used}
         spent = {k: v - before.get(k, 0) for k, v in step.report.exchange.items()}
         # A rank that is ahead waits for what the other one sends first, whichever that is.
-        names = ("numbers", "exchange of gradients", "exchange of parameters")
-        rows.append(row | spent | {"exchanging": sum(spent.get(n, 0.0) for n in names)})
+        exchanged = sum(v for n, v in spent.items() if n.startswith("exchange") or n == "numbers")
+        rows.append(row | spent | {"exchanging": exchanged})
     resident = _resident()
     own = [step._ranks.held_name(n) for n in step.recipe.trained()]
     parameters = sum(step.session.values[n].nbytes for n in own)
@@ -79,59 +76,6 @@ def measured(
 def _resident() -> int:
     """Bytes of memory that this process has, between two steps."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def arrived(name: str, shards: int, rounds: int, looks: int) -> dict[str, Any]:
-    """Of the bytes that programs exchange, the share that is there when they end."""
-    import treadle as td
-    from models import WORKLOADS, loss
-    from treadle import optim
-    from treadle.distributed.launched import open_communicator
-    from treadle.step.parallel import overlap
-
-    work, comm = WORKLOADS[name], open_communicator("auto", 600.0)
-    overlap.LOOKS = looks or overlap.LOOKS
-    step = td.compile_step(
-        work.make(), loss, optim.adamw(1e-4), work.specs(), clip_norm=work.clip, device="cpu",
-        parallel=td.DataParallel(shards=shards, timeout=600.0),
-    )  # fmt: skip
-    shares: dict[str, list[float]] = {"gradients": [], "parameters": []}
-
-    class Looked:
-        """A program whose exchanges are looked at when it has run."""
-
-        def __init__(self, program: Any, exchanges: Any, outputs: dict[str, str]):
-            self.program, self.exchanges, self.outputs = program, exchanges, outputs
-
-        @contextlib.contextmanager
-        def calling(self) -> Iterator[None]:
-            with self.program.calling():
-                yield
-            # Each look lets MPI go on a little: the last are looked at first.
-            done = [r.Get_status() for r in self.exchanges._calls.pending()[::-1]][::-1]
-            sizes = [step.session.types[n].nbytes for n in self.outputs]
-            there = sum(n for n, is_there in zip(sizes, done, strict=True) if is_there)
-            kind = "gradients" if any(":gradient:" in n for n in self.outputs) else "parameters"
-            shares[kind].append(there / sum(sizes))
-
-    prepare = overlap.Exchanges.prepare
-
-    def looked(self: Any, program: Any, session: Any, outputs: dict[str, str]) -> Any:
-        return Looked(prepare(self, program, session, outputs), self, outputs)
-
-    overlap.Exchanges.prepare = looked  # type: ignore[method-assign,assignment]
-    for i in range(rounds):
-        step(work.batch(i))
-    return {"rank": comm.rank, "looks": overlap.LOOKS, **shares}
-
-
-def show_arrived(arguments: list[str]) -> None:
-    for looks in (1, 4, 8, 16):
-        found = launched(2, 1, [*arguments, "--arrived", "--looks", str(looks)])
-        for kind in ("gradients", "parameters"):
-            shown = ", ".join(f"{share:.0%}" for share in found[kind])
-            median = statistics.median(found[kind])
-            print(f"{looks:>3} looks, {kind} that have arrived: {median:.0%} ({shown})")
 
 
 def launched(ranks: int, threads: int, arguments: list[str]) -> dict[str, Any]:
@@ -154,13 +98,7 @@ def main() -> None:
     parser.add_argument("--apart", action="store_true", help="exchange after the backward")
     parser.add_argument("--sharded", action="store_true", help="shard the parameters")
     parser.add_argument("--plain", action="store_true", help="without shards")
-    parser.add_argument("--arrived", action="store_true", help="what is there as programs end")
-    parser.add_argument("--looks", type=int, default=0, help="after each kernel")
     given = parser.parse_args()
-    if given.rank and given.arrived:
-        found = arrived(given.workload, given.shards, given.rounds, given.looks)
-        print(json.dumps(found)) if found["rank"] == 0 else None
-        return
     if given.rank:
         found = measured(
             given.workload, given.shards, given.rounds, given.plain, not given.apart, given.sharded
@@ -169,9 +107,6 @@ def main() -> None:
             print(json.dumps(found))
         return
     arguments = [given.workload, "--shards", str(given.shards), "--rounds", str(given.rounds)]
-    if given.arrived:
-        show_arrived(arguments)
-        return
     kinds = {
         "one rank, two threads, no shards": (1, 2, [*arguments, "--plain"]),
         "one rank, two threads": (1, 2, arguments),

@@ -87,7 +87,7 @@ def planned() -> Compute:
     import treadle as td
     from models import WORKLOADS, loss
     from treadle import optim
-    from treadle.step.parallel.overlap import last_uses
+    from treadle.kernel.plan import last_uses
 
     work = WORKLOADS["gpt2_b4"]
     step = td.compile_step(
@@ -187,7 +187,7 @@ def measured_step(name: str, rounds: int) -> dict[str, Any]:
 
 def compute_of(step: Any, batch: Any, best: dict[str, float]) -> Compute:
     """When gradients are ready: the profile's times of kernels, scaled to a step's."""
-    from treadle.step.parallel.overlap import last_uses
+    from treadle.kernel.plan import last_uses
 
     variants = step._programs.built(step._inputs)
     programs, plan = variants.programs, variants.programs.shard().plan

@@ -102,13 +102,16 @@ CASES: dict[str, Case] = {
     "cnn": (Images, plain, "images", {}),
     "cnn, per shard": (Images, plain, "images", {"batch_norm": "per shard"}),
     "gpt": (Text, next_word, "text", {"accumulate": 3, "clip_norm": 0.1}),
+    "gpt, bfloat16": (Text, next_word, "text", {"clip_norm": 0.1, "precision": "bfloat16"}),
     "float16": (Classifier, weighted, "large", {"precision": "float16"}),
 }
 SHARDED = ", sharded"  # ends the name of a case whose parameters are; it has the other's bits
 for _name in ("mlp", "cnn", "gpt", "float16"):
     *_rest, _given = CASES[_name]
     CASES[_name + SHARDED] = (*_rest, {**_given, "shard_parameters": True})
-OF_PARALLEL = ("shard_optimizer", "shard_parameters", "batch_norm", "local", "shards")
+OF_PARALLEL = (
+    "shard_optimizer", "shard_parameters", "batch_norm", "local", "shards", "timeout", "transport",
+)  # fmt: skip
 
 
 def compiled(case: str, device: str = "cpu", **more: Any) -> td.TrainStep:

@@ -68,6 +68,7 @@ class FakeDriver:
     def __init__(self, free: int = 8 << 30, chip: tuple[int, int] = (9, 0)):
         self.free, self.total, self.chip = free, 8 << 30, chip
         self.most_shared = 227 << 10  # bytes of a block
+        self.devices = 1
         self.calls: Counter[str] = Counter()
         self.failing: dict[str, Code] = {}
         self.memory: dict[int, Any] = {}
@@ -156,7 +157,7 @@ class FakeDriver:
         return Code(0), 13000
 
     def cuDeviceGetCount(self) -> tuple[Code, int]:
-        return Code(0), 1
+        return Code(0), self.devices
 
     def cuDeviceGet(self, number: int) -> tuple[Code, int]:
         return Code(0), number
@@ -168,6 +169,9 @@ class FakeDriver:
         known = {"MAJOR": self.chip[0], "MINOR": self.chip[1], "COUNT": 132}
         known["OPTIN"] = self.most_shared
         return Code(0), known[kind.rpartition("_")[2]]
+
+    def cuDeviceGetPCIBusId(self, size: int, device: int) -> tuple[Code, bytes]:
+        return Code(0), b"0000:01:00.0\0\0"
 
     def cuMemGetInfo(self) -> tuple[Code, int, int]:
         return Code(0), self.free, self.total
@@ -286,7 +290,7 @@ def fake_gpu(driver: FakeDriver | None = None) -> Iterator[FakeDriver]:
     driver = driver or FakeDriver()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "bindings", lambda: driver)
-        patch.setattr(cuda_backend, "Compiling", lambda parts, chip: (CUBIN,))
+        patch.setattr(cuda_backend, "Compiling", lambda parts, chip, contracts: (CUBIN,))
         patch.setattr(cuda_backend, "has_dnn", lambda: False)
         patch.setattr(cuda_backend, "begin_libraries", lambda: None)  # real ones
         patch.setattr(cuda_backend, "begin_dnn", lambda: None)

@@ -171,6 +171,7 @@ class InterpretedBackend:
     name = NAME
     memory = HostMemory(NAME)
     target = targets.CPU
+    chaining = None
 
     def why_not(self) -> None:
         """It is always there."""

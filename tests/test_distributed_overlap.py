@@ -10,9 +10,13 @@ import pytest
 
 import distributed_cases as cases
 import treadle as td
-from treadle.kernel.plan import Point
+from test_distributed import launched
+from test_distributed_gpu import TwoRanks
+from treadle.kernel.plan import Point, last_uses, points_after
+from treadle.runtime.chain import LOOKS, Gather, Swap
+from treadle.runtime.cpu.threads import Pool
 from treadle.runtime.executable import CallingProgram
-from treadle.step.parallel.overlap import LOOKS, last_uses, points_after
+from treadle.step import compile as compiling
 
 # A kernel's arguments: first and last iteration, scratch, a table, the iteration of a repeat.
 FUNCTION = ctypes.CFUNCTYPE(
@@ -54,6 +58,27 @@ def test_a_function_is_called_at_every_point_of_a_plan(
     assert len(called) == len(points), "not outside"
 
 
+class WithCalls(TwoRanks):
+    """A rank whose exchanges are functions, which nobody calls here."""
+
+    request_bytes = 4
+
+    def calls(self) -> WithCalls:  # type: ignore[override]
+        return self
+
+    def waiting(self) -> int:
+        return 1
+
+    def begin(self, *given: int) -> tuple[int, ...]:
+        return (8, *given)
+
+    def test_all(self, *given: int) -> tuple[int, ...]:
+        return (7, *given)
+
+    def progress(self) -> tuple[int, ...]:
+        return (9, 0, 0, 0)
+
+
 def test_gradients_are_sent_while_others_are_computed() -> None:
     """A message takes about six looks of both sides: most bytes are begun in time for them."""
     step = cases.compiled("gpt")
@@ -66,3 +91,51 @@ def test_gradients_are_sent_while_others_are_computed() -> None:
     assert in_time >= 0.8 * sum(sizes.values())
     assert all(begun[n] <= shared[n] for n in sizes)
     assert any(begun[n] < shared[n] for n in sizes), "one thread need not wait for a step's end"
+
+
+def test_a_step_of_two_ranks_is_one_native_call() -> None:
+    """Batch norms over all shards, norms, the update and all exchanges are in it."""
+    done = launched(2, "distributed_calls.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in (0, 1):
+        (line,) = [t for t in done.stdout.splitlines() if f"rank {rank}:" in t]
+        assert line.count("1 native of") == 3, line
+        # What is left in Python is to agree that every rank's batch fits.
+        assert line.count("'all_gather', 'run'") == 3, line
+        assert "all_to_all" not in line
+
+
+def test_machine_code_that_waits_too_long_is_noticed() -> None:
+    done = launched(2, "distributed_calls.py", "hang", timeout=60)
+    assert done.returncode
+    assert "rank 0 of 2 has waited 2 s for the others: rank 1 does not come" in done.stderr
+    assert "in hang" in done.stderr
+
+
+def test_a_step_of_one_process_is_one_native_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, made = cases.compiled("gpt"), []
+    run = Pool.run
+    monkeypatch.setattr(Pool, "run", lambda *given: (made.append(1), run(*given))[1])
+    for batch in cases.rows("text", 6):
+        step(batch)
+    assert len(made) == 6
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_a_program_gives_is_on_its_way_before_it_ends(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exchanges of gradients begin in the last shard's script, at the points that a plan has."""
+    monkeypatch.setenv("TREADLE_THREADS", str(threads))
+    monkeypatch.setattr(compiling, "open_communicator", lambda *_: WithCalls())
+    step = cases.compiled("gpt", shards=2, accumulate=1)
+    (program,) = step._programs.built(step._inputs)._built.values()
+    chain = program.running
+    begun = [t for t in chain._tables if t.begun]
+    inside = [t for t in begun if any(row[1:2] == [9] for row in t.rows)]
+    swapped = [p for t in inside for _, p, _ in t.begun if isinstance(p, Swap)]
+    assert len(swapped) == len(program.programs.gradients)
+    gathered = [p for t in inside for _, p, _ in t.begun if isinstance(p, Gather)]
+    assert bool(gathered) == (threads == 1), "several threads update in one long phase"
+    requests = [request for t in begun for *_, request in t.begun]
+    assert len(set(requests)) == len(requests)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -321,3 +322,30 @@ def test_a_device_with_less_shared_memory_stages_less() -> None:
         assert used <= mapping.shared_limit
         for kernel in program.distinct():
             verify_mapping(kernel, mapping)
+
+
+@pytest.mark.parametrize(("mib", "small", "large"), [(0, 4, 4), (2, 1, 4), (6, 1, 1)])
+def test_sums_share_a_launch_as_far_as_memory_allows(mib: int, small: int, large: int) -> None:
+    """Sums of many parts that nothing waits for: where all are too much, the smaller ones."""
+
+    def layers(x, w, v):
+        found = []
+        for _ in range(4):
+            x = td.tanh(x @ w)
+            y = td.tanh(x @ v)
+            found += [td.cos(x).sum(0), td.cos(y).sum(0)]
+            x = x + y @ v.T
+        return tuple(found)
+
+    graph = td.trace(layers, td.Spec((8192, 256)), td.Spec((256, 256)), td.Spec((256, 1024)))
+    target = replace(GPU, arena=replace(GPU.arena, part=1 << 30, nbytes=mib << 20))
+    launches: Counter[int] = Counter()
+    for step in schedule(graph, True, target=target).steps:
+        kernels = {id(call.kernel): call.kernel for call in step.calls}.values()
+        launches.update(
+            k.outputs[0].size
+            for k in kernels
+            if k.name.startswith("reduce") and len(k.outputs) == 1
+        )
+    assert launches[256] == small
+    assert launches[1024] == large

@@ -45,7 +45,7 @@ class CompileOptions:
     choices between storing and recomputing, for at most `seconds` a program; the fastest is kept on
     disk for this graph on this machine. `numerics="strict"` computes what is written and nothing
     that is only equal over the reals: attention, norms, losses or convolutions that are written out
-    are not recognised as the functions that they are.
+    are not recognised as the functions that they are, and GPUs round products before adding them.
     """
 
     on_new_shape: str = "error"
@@ -233,6 +233,7 @@ class CompileReport:
     evidence: Evidence = field(default_factory=Evidence, repr=False)  # what a certificate is of
     exchange: dict[str, float] = field(default_factory=dict)  # seconds of data-parallel steps
     refused: list[str] = field(default_factory=list)  # library calls that own kernels stand in for
+    transport: str = ""  # of a data-parallel step: its ranks, and how they exchange
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -245,6 +246,10 @@ class CompileReport:
             if collects:
                 gc.enable()
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def add_exchange(self, what: str, seconds: float) -> None:
+        """Time that a step of several ranks has taken for something."""
+        self.exchange[what] = self.exchange.get(what, 0.0) + seconds
 
     @property
     def kernels(self) -> tuple[KernelFacts, ...]:
@@ -305,6 +310,8 @@ class CompileReport:
             )
         lines += [f"not by a library: {r}" for r in self.refused]
         lines += [f"recognised: {r}" for r in dict.fromkeys(self.recognised)]
+        if self.transport:
+            lines.append(f"data parallel: {self.transport}")
         if self.unreached:
             lines.append(f"the loss does not reach: {', '.join(self.unreached)}")
         return "\n".join(lines)

@@ -15,6 +15,7 @@ from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import Plan
 from treadle.kernel.program import Program
 from treadle.kernel.target import Target
+from treadle.runtime.chain import Chain, RunningChain, Staged
 from treadle.runtime.executable import Ceilings, Executable, InPlaceProgram
 from treadle.runtime.memory import Memory
 
@@ -146,6 +147,11 @@ class Backend(Protocol):
         """What graphs and kernels are shaped for, whatever is installed here."""
         ...
 
+    @property
+    def chaining(self) -> Chaining | None:
+        """How it makes steps that are chains; None if the host runs one program after another."""
+        ...
+
     def why_not(self) -> str | None:
         """Why it cannot be used in this process; None if it can."""
         ...
@@ -168,4 +174,37 @@ class Backend(Protocol):
         self, program: Executable, values: Mapping[str, np.ndarray], options: CompileOptions
     ) -> Profile:
         """What each kernel of a program takes on some values, which stay as they are."""
+        ...
+
+
+class Chaining(Protocol):
+    """Whole steps of several programs on a device, which exchanges with others by itself."""
+
+    @property
+    def connects(self) -> bool:
+        """Whether devices may exchange by themselves, where there is what they need."""
+        ...
+
+    def where(self) -> str:
+        """Which device of all hosts it is, for those who must not share one."""
+        ...
+
+    def why_not_direct(self) -> str | None:
+        """Why it cannot exchange with other devices by itself; None if it can."""
+        ...
+
+    def direct_name(self) -> str:
+        """What it exchanges with."""
+        ...
+
+    def new_identity(self) -> bytes:
+        """What one rank makes, and all ranks need for `direct`."""
+        ...
+
+    def direct(self, identity: bytes, rank: int, size: int) -> Any:
+        """What connects all ranks' devices. It waits for all of them."""
+        ...
+
+    def chained(self, chain: Chain, ranks: int, direct: Any, staged: Staged | None) -> RunningChain:
+        """A chain ready to run, whose exchanges are direct, or staged on the host."""
         ...

@@ -53,6 +53,10 @@ class Communicator(Protocol):
         """Functions that native programs can call themselves; None where there are none."""
         ...
 
+    def waiting(self) -> int:
+        """The address of what native programs note their waits in; 0 where they must not wait."""
+        ...
+
 
 class SelfCommunicator:
     """One process: everything is here already."""
@@ -74,3 +78,7 @@ class SelfCommunicator:
 
     def calls(self) -> None:
         """Nobody is to be called."""
+
+    def waiting(self) -> int:
+        """Nobody is waited for."""
+        return 0

@@ -8,7 +8,8 @@ from treadle.base.errors import ArgumentError
 from treadle.base.numbers import POSITIVE, check_choice, check_number, check_whole
 
 SYNCHRONISED, PER_SHARD = "synchronised", "per shard"
-TRANSPORTS = ("auto", "self", "mpi")
+NCCL, HOST = "nccl", "host"
+TRANSPORTS = ("auto", "self", "mpi", NCCL, HOST)
 MOST_SHARDS = 2**15
 
 
@@ -25,7 +26,8 @@ class DataParallel:
     otherwise every rank the whole batch. Arrays of the batch that are named in `whole` are for
     all shards. `overlap` sends gradients while others are computed. `timeout` is how many
     seconds ranks wait for each other. `transport` is MPI where a launcher has started this
-    process, or "self".
+    process, or "self". GPUs exchange by NCCL where each rank has one of its own, otherwise through
+    the host's memory by MPI; "nccl" and "host" ask for one of them.
     """
 
     shards: int = 8

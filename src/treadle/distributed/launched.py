@@ -18,9 +18,10 @@ def is_launched() -> bool:
 
 def open_communicator(transport: str, timeout: float) -> Communicator:
     """The processes that this one trains with."""
-    if transport == "auto":
+    is_given = transport in ("self", "mpi")
+    if not is_given:
         refuse_srun_without_mpi()
-    if transport == "self" or (transport == "auto" and not is_launched()):
+    if transport == "self" or (not is_given and not is_launched()):
         return SelfCommunicator()
     # It starts MPI: a process that trains alone does without.
     from treadle.distributed.mpi import MpiCommunicator

@@ -37,6 +37,10 @@ class Watch:
     def __init__(self, rank: int, size: int, address: dict[str, Any]):
         self.rank, self.size = rank, size
         self.waits, self.since = 0, 0.0  # when the current wait began; 0: it does not wait
+        # Of machine code: how often it has waited, and whether it does. Another thread looks.
+        self.native = np.zeros(2, np.int64)
+        self.limit = float("inf")  # seconds that machine code may wait
+        self._seen, self._seen_at = 0, 0.0  # the count of its current wait, and since when
         self._main = threading.main_thread().ident
         self._answered, self._may_tell = threading.Event(), True
         self._code: int | None = None  # of a failure that was told
@@ -74,13 +78,31 @@ class Watch:
     def _listen(self) -> None:
         """In a thread: signs of life, and the end when the monitor says so."""
         while not self._is_over:
-            waited = time.monotonic() - self.since if self.since else 0.0
+            waited = time.monotonic() - self.since if self.since else self._native_wait()
             _send(
-                self._beats, waits=self.waits, place=self._place(), waits_for_left=waited > 2 * BEAT
+                self._beats, waits=self.count, place=self._place(), waits_for_left=waited > 2 * BEAT
             )
+            if not self.since and waited > self.limit:
+                self._say_late(self.limit)
             with suppress(OSError, ValueError):
                 if select.select([self._life], [], [], BEAT)[0]:
                     self._hear(self._life.recv(1 << 12))
+
+    @property
+    def count(self) -> int:
+        """Waits so far."""
+        return self.waits + int(self.native[0])
+
+    def _native_wait(self) -> float:
+        """Seconds of the wait that machine code is in."""
+        count, waits = (int(word) for word in self.native)
+        if not waits or count != self._seen:
+            self._seen, self._seen_at = count, time.monotonic()
+            return 0.0
+        return time.monotonic() - self._seen_at
+
+    def _say_late(self, seconds: float) -> None:
+        _send(self._life, late=self.count, seconds=seconds)
 
     def _hear(self, data: bytes) -> None:
         if not data:  # without a monitor there are still the time limits of exchanges
@@ -109,7 +131,7 @@ class Watch:
 
     def late(self, seconds: float) -> None:
         """This rank has waited too long. The monitor names who is missing and ends all ranks."""
-        _send(self._life, late=self.waits, seconds=seconds)
+        self._say_late(seconds)
         self._answered.wait(ANSWER)
 
     def may_tell(self, error: BaseException, code: int) -> bool:
@@ -125,7 +147,7 @@ class Watch:
         """At the end of the process, before MPI ends, which would wait for all ranks."""
         if self._code is not None:
             end_now(self._code)
-        _send(self._life, left=self.waits)
+        _send(self._life, left=self.count)
         self._is_over = True
 
 

@@ -191,3 +191,33 @@ def _at(among: Sequence[T], number: int) -> T:
     if number < 0:
         raise IndexError(number)
     return among[number]
+
+
+START = Point(0, 0)  # for what no call touches
+
+
+def last_uses(plan: Plan, threads: int = 1) -> dict[str, Point]:
+    """The last point of a plan at which each of its outputs' buffers was touched.
+
+    Several threads share the calls of a step: it is over at its end.
+    """
+    touched: dict[int, Point] = {}
+    for number, step in enumerate(plan.steps):
+        parts = _slots(step)
+        for call, slots in enumerate(parts):
+            at = Point(number, call if threads == 1 else len(parts) - 1)
+            touched |= dict.fromkeys(slots, at)
+    return {o.name: touched[o.slot] for o in plan.outputs if o.slot in touched}
+
+
+def _slots(step: PlannedStep) -> list[set[int]]:
+    """What each call of a step touches; a repeat is one."""
+    if isinstance(step, PlannedPhase):
+        return [set(c.slots) for c in step.calls] or [set()]
+    return [{s for inner in step.steps for slots in _slots(inner) for s in slots}]
+
+
+def points_after(plan: Plan, first: Point) -> list[Point]:
+    """A point of the plan, and all later ones."""
+    every = (Point(i, j) for i, step in enumerate(plan.steps) for j in range(len(_slots(step))))
+    return [point for point in every if point >= first]

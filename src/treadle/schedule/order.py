@@ -22,6 +22,8 @@ from treadle.schedule.finish import finished
 from treadle.schedule.fuse import fused, is_serial, localised, outer_iterations, spread, staged
 from treadle.schedule.nests import anonymous, with_buffer_names
 
+LEAST_DELAYED = 64 << 10  # bytes: what is smaller is not worth another try
+
 
 @quick
 @dataclass(frozen=True, slots=True)
@@ -355,13 +357,17 @@ class Order:
     def _later(self, level: list[int], ordered: Sequence[int]) -> list[int]:
         """Levels at which equal kernels share launches, unless too much lives longer for it."""
         target, found = self.memo.target, list(level)
-        self._put_off(found, ordered, target.fusion.delayed_bytes)
+        delayed = target.fusion.delayed_bytes
+        self._put_off(found, ordered, delayed)
         if not target.has_launches:
             return found
         least, room = self._peak(level), target.arena
-        if self._peak(found) > least + max(least // room.part, room.nbytes):
+        most = least + max(least // room.part, room.nbytes)
+        while delayed and self._peak(found) > most:
+            # What is smaller may still live longer: sums of many parts are.
+            delayed = delayed // 2 if delayed > LEAST_DELAYED else 0
             found = list(level)
-            self._put_off(found, ordered, 0)
+            self._put_off(found, ordered, delayed)
         return found
 
     def _peak(self, level: Sequence[int]) -> int:

@@ -193,7 +193,11 @@ def _compile(given: _Asked) -> TrainStep:
         prefix = f"step{session.owners}:"
         stream = chosen_stream(session, asked.stream, is_step=True)
         session.owners += 1
-        recipe = _recipe(asked, module, prefix, narrow)
+        options = as_options(asked.options)
+        if asked.parallel is not None and not session.memory.is_host:
+            # Ranks that time a library's algorithms may choose different ones, of other bits.
+            options = replace(options, deterministic=True)
+        recipe = _recipe(asked, module, prefix, narrow, options)
         if not recipe.trained():
             raise ArgumentError(
                 "compile_step",
@@ -211,7 +215,9 @@ def _compile(given: _Asked) -> TrainStep:
             )
 
 
-def _recipe(asked: _Asked, module: Module, prefix: str, precision: DType) -> StepRecipe:
+def _recipe(
+    asked: _Asked, module: Module, prefix: str, precision: DType, options: CompileOptions
+) -> StepRecipe:
     return StepRecipe(
         module,
         asked.loss,
@@ -220,7 +226,7 @@ def _recipe(asked: _Asked, module: Module, prefix: str, precision: DType) -> Ste
         asked.accumulate,
         asked.clip_norm,
         precision,
-        as_options(asked.options),
+        options,
         asked.backward,
         asked.accumulation == "sum",
         asked.parallel.shards if asked.parallel is not None else 0,

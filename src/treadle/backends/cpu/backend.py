@@ -22,7 +22,9 @@ from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import Plan
 from treadle.kernel.program import Program
 from treadle.kernel.target import Target
+from treadle.runtime.chain import Chain, Staged
 from treadle.runtime.cpu.ceilings import ceilings
+from treadle.runtime.cpu.chain import NativeChain
 from treadle.runtime.cpu.native import (
     assembly,
     chosen_target,
@@ -115,6 +117,32 @@ class CpuToolchain:
         return ceilings()
 
 
+class CpuChaining:
+    """Steps as one native call, exchanges by MPI in it."""
+
+    connects = False
+
+    def where(self) -> str:
+        return "the host"
+
+    def why_not_direct(self) -> str:
+        return "NCCL connects NVIDIA GPUs"
+
+    def direct_name(self) -> str:
+        return "MPI"
+
+    def new_identity(self) -> bytes:
+        raise AssertionError("processors are connected by MPI")
+
+    def direct(self, identity: bytes, rank: int, size: int) -> object:
+        raise AssertionError("processors are connected by MPI")
+
+    def chained(
+        self, chain: Chain, ranks: int, direct: object, staged: Staged | None
+    ) -> NativeChain:
+        return NativeChain(chain, ranks, staged)
+
+
 @final
 class CpuBackend:
     """The processor that this process runs on."""
@@ -122,6 +150,7 @@ class CpuBackend:
     name = "cpu"
     memory = HostMemory("cpu")
     target = targets.CPU
+    chaining = CpuChaining()
 
     def why_not(self) -> None:
         """It is always there."""

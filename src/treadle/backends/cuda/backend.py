@@ -23,8 +23,11 @@ from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import Plan
 from treadle.kernel.program import Program
 from treadle.kernel.target import Target
+from treadle.runtime.chain import Chain, Staged
+from treadle.runtime.cuda import nccl
 from treadle.runtime.cuda.arrays import found as found_on_device
 from treadle.runtime.cuda.blas import blas_version
+from treadle.runtime.cuda.chain import CudaChain
 from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.compiler import Compiling, compiler_version
 from treadle.runtime.cuda.conv import NoLibraryCallError
@@ -51,6 +54,7 @@ class CudaToolchain:
     without: frozenset[LibraryCallKey] = frozenset()
     chosen: Chosen = ()
     held: int = 0  # bytes beside a program, of which a memory budget is too
+    contracts: bool = True  # whether the compiler may round a product and a sum once
     is_for_loading: bool = True  # what it schedules is loaded afterwards
     title: str = ""
     damage: tuple[type[Exception], ...] = (LookupError, ValueError, TypeError, RescheduleError)
@@ -102,7 +106,7 @@ class CudaToolchain:
 
     def compile(self, source: CudaSource) -> CudaCode:
         """Begun: the compiler works while algorithms of libraries are chosen."""
-        cubins = Compiling(source.parts, device().architecture)
+        cubins = Compiling(source.parts, device().architecture, self.contracts)
         return CudaCode(source.launches, source.cooperative, cubins, without=self.without)
 
     def load(self, graph: Graph, built: Built[CudaCode]) -> CudaProgram:
@@ -170,12 +174,43 @@ def _workers_for(graph: Graph) -> int:
     return min(sizes.plan_workers, len(grouped) // sizes.worker_plans)
 
 
+class CudaChaining:
+    """Steps as one captured graph, exchanges by NCCL in it or staged on the host."""
+
+    connects = True
+
+    def where(self) -> str:
+        return device().place
+
+    def why_not_direct(self) -> str | None:
+        return nccl.why_not()
+
+    def direct_name(self) -> str:
+        return f"NCCL {nccl.shown_version()}"
+
+    def new_identity(self) -> bytes:
+        return nccl.new_id()
+
+    def direct(self, identity: bytes, rank: int, size: int) -> nccl.NcclCommunicator:
+        return nccl.NcclCommunicator(identity, rank, size)
+
+    def chained(
+        self,
+        chain: Chain,
+        ranks: int,
+        direct: nccl.NcclCommunicator | None,
+        staged: Staged | None,
+    ) -> CudaChain:
+        return CudaChain(chain, ranks, direct, staged)
+
+
 @final
 class CudaBackend:
-    """The first NVIDIA GPU that this process sees."""
+    """The NVIDIA GPU of this process: the first, or a launcher's processes take them in turn."""
 
     name = "cuda"
     memory = DeviceMemory("cuda", DeviceValues, found_on_device)
+    chaining = CudaChaining()
     target = targets.GPU
 
     def why_not(self) -> str | None:
@@ -186,7 +221,7 @@ class CudaBackend:
         begin_libraries()
 
     def toolchain(self, options: CompileOptions) -> CudaToolchain:
-        return CudaToolchain(options.deterministic)
+        return CudaToolchain(options.deterministic, contracts=options.numerics != "strict")
 
     def load(
         self, graph: Graph, report: CompileReport, options: CompileOptions, name: str

@@ -24,6 +24,7 @@ class OracleBackend:
     name = "oracle"
     memory = WideMemory("oracle")
     target = targets.CPU
+    chaining = None
 
     def why_not(self) -> None:
         """It is always there."""

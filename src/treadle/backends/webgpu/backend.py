@@ -147,6 +147,7 @@ class WebGpuBackend:
     name = "webgpu"
     memory = DeviceMemory("webgpu", DeviceValues)
     target = target_of(BASE)
+    chaining = None
 
     def why_not(self) -> str | None:
         return why_not()

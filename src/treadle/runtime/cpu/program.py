@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,15 @@ from treadle.ir.types import TensorType
 from treadle.kernel.choices import Chosen
 from treadle.kernel.plan import Plan, PlannedRepeat, PlannedStep, Point
 from treadle.runtime.cpu.native import LibraryCall, host
-from treadle.runtime.cpu.script import LINE, RUNS, WORDS, planned_calls, script_words, with_calls
+from treadle.runtime.cpu.script import (
+    LINE,
+    RUNS,
+    WORDS,
+    Script,
+    planned_calls,
+    script_words,
+    with_calls,
+)
 from treadle.runtime.cpu.targets import Target
 from treadle.runtime.cpu.threads import pool
 from treadle.runtime.executable import Timing
@@ -26,6 +35,20 @@ from treadle.runtime.held import aligned, aligned_copy
 
 def _new(type_: TensorType) -> np.ndarray:
     return aligned(type_.nbytes).view(type_.dtype.numpy).reshape(type_.shape)
+
+
+class BoundScript(NamedTuple):
+    """A program's script on a table of addresses; where arguments are of each slot."""
+
+    script: Script
+    table: np.ndarray
+    uses: Mapping[int, np.ndarray]
+    own: frozenset[int]  # slots of outputs that are nothing else
+
+    def bind(self, slot: int, address: int) -> None:
+        self.table[slot] = address
+        if slot in self.uses:
+            self.script.arguments[self.uses[slot], 0] = address
 
 
 class NativeProgram:
@@ -98,6 +121,15 @@ class NativeProgram:
         for slot in {*self._own, *(s for _, s, _ in self.plan.leaves)}:
             self._uses[slot] = np.flatnonzero(slots == slot)
         self._leaves = {name: (slot, type_) for name, slot, type_ in self.plan.leaves}
+
+    def script(self) -> BoundScript:
+        """A script of its own memory, whose arguments others bind."""
+        table = self._table.copy()
+        symbols = [self._library.address(e.symbol) for e in self.plan.entries]
+        words = script_words(self.plan, table, symbols)
+        slots = self._slots_of_arguments()
+        uses = {int(s): np.flatnonzero(slots == s) for s in set(slots.tolist())}
+        return BoundScript(words, table, uses, frozenset(self._own))
 
     def _slots_of_arguments(self) -> np.ndarray:
         return np.array([s for c in planned_calls(self.plan.steps) for s in c.slots], np.int64)

@@ -35,15 +35,18 @@ def compiler_version() -> str:
 class Compiling(Sequence[bytes]):
     """Machine code of parts that are compiled at the same time, while other work goes on.
 
-    Whoever asks for a part waits for it.
+    Whoever asks for a part waits for it. With `contracts` the compiler may make one rounding of a
+    product and a sum, wherever it likes to.
     """
 
-    def __init__(self, parts: Sequence[str], architecture: str):
+    def __init__(self, parts: Sequence[str], architecture: str, contracts: bool = True):
         compiler_version()
         self._pool = ThreadPoolExecutor(max(1, min(len(parts), default_threads())))
         # The longest first: nobody waits for one that was begun last.
         order = sorted(range(len(parts)), key=lambda i: -len(parts[i]))
-        begun = {i: self._pool.submit(compile_source, parts[i], architecture) for i in order}
+        begun = {
+            i: self._pool.submit(compile_source, parts[i], architecture, contracts) for i in order
+        }
         self._made = [begun[i] for i in range(len(parts))]
         self._pool.shutdown(wait=False)
 
@@ -60,10 +63,11 @@ class Compiling(Sequence[bytes]):
         return [part.result() for part in some] if isinstance(some, list) else some.result()
 
 
-def compile_source(text: str, architecture: str) -> bytes:
+def compile_source(text: str, architecture: str, contracts: bool = True) -> bytes:
     nvrtc = _nvrtc()
     _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"treadle.cu", 0, [], [])
     options = [f"-arch={architecture}".encode(), b"-std=c++17", b"-w"]
+    options += [] if contracts else [b"-fmad=false"]
     code = nvrtc.nvrtcCompileProgram(program, len(options), options)[0]
     if int(code):
         _, size = nvrtc.nvrtcGetProgramLogSize(program)

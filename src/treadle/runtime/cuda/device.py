@@ -9,12 +9,14 @@ import atexit
 import ctypes
 import functools
 import gc
+import socket
 import threading
 from typing import Any
 
 import numpy as np
 
 from treadle.base.errors import DeviceError
+from treadle.base.launch import local_rank
 from treadle.runtime.cuda.once import once
 from treadle.runtime.cuda.releases import Releases
 
@@ -98,9 +100,11 @@ class Device:
                 f"the driver knows CUDA {version // 1000}.{version % 1000 // 10}",
                 f"Install one for CUDA {OLDEST_DRIVER // 1000}.0 or later.",
             )
-        if not int(checked(driver.cuDeviceGetCount(), "cuda")):
+        count = int(checked(driver.cuDeviceGetCount(), "cuda"))
+        if not count:
             raise DeviceError("cuda", "the driver sees no GPU", 'Use device="cpu".')
-        self.handle = checked(driver.cuDeviceGet(0), "cuda")
+        # Processes that a launcher has started on one host take its GPUs in turn.
+        self.handle = checked(driver.cuDeviceGet(local_rank() % count), "cuda")
         self.name = checked(driver.cuDeviceGetName(64, self.handle), "cuda")
         self.name = self.name.split(b"\0")[0].decode()
         kinds = driver.CUdevice_attribute
@@ -134,6 +138,12 @@ class Device:
     def architecture(self) -> str:
         """What the compiler is asked for: with the chip's own instructions from 9.0 on."""
         return f"sm_{self.chip}a" if self.chip >= 90 else f"sm_{self.chip}"
+
+    @property
+    def place(self) -> str:
+        """Which of all GPUs it is: the host's name, and where it is connected there."""
+        found = checked(self.driver.cuDeviceGetPCIBusId(64, self.handle), "cuda")
+        return f"{socket.gethostname()} {bytes(found).split(bytes(1))[0].decode()}"
 
     def lose(self, cause: str) -> None:
         """From now on nothing on the device can be read, computed or written."""

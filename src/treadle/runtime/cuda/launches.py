@@ -26,6 +26,29 @@ def _unnoticed(calls: Calls, name: str) -> None:
     """Nobody asks."""
 
 
+class ChainedGraph:
+    """A graph that calls the code of several programs: it goes before any of that does."""
+
+    def __init__(self, handle: Any, codes: Sequence[Code]):
+        self.handle, self._codes = handle, list(codes)
+        self._device = device()
+        for code in self._codes:
+            code.chained.append(self)
+
+    def give_back(self) -> None:
+        """Launched no more; a launch that is under way ends as it would."""
+        if self.handle is not None:
+            self._device.releases.give("cuGraphExecDestroy", self.handle)
+            self.handle = None
+
+    def drop(self) -> None:
+        """Forgotten by the programs, too."""
+        self.give_back()
+        for code in self._codes:
+            code.chained = [c for c in code.chained if c is not self]
+        self._codes = []
+
+
 class Code:
     """Machine code on the device: a program's functions, and the graphs that call them.
 
@@ -41,6 +64,7 @@ class Code:
         self.device = device()
         self.graphs: list[Any] = []
         self.modules: list[Any] = []
+        self.chained: list[ChainedGraph] = []  # that call this code, and that of other programs
         self.plans: list[object] = []  # of a library
         for cubin in cubins:
             self.modules.append(checked(self.device.driver.cuModuleLoadData(cubin), "load"))
@@ -93,6 +117,8 @@ class Code:
         if "plans" not in self.__dict__:
             return  # there is no device
         releases = self.device.releases
+        for chained in self.chained:
+            chained.give_back()
         for graph in self.graphs:
             releases.give("cuGraphExecDestroy", graph)
         for module in self.modules:

@@ -6,7 +6,7 @@ Results come back into pinned memory and are waited for when they are looked at.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -220,11 +220,60 @@ class CudaProgram:
 
     def _table_of(self, blocks: Mapping[str, Block], room: Block) -> list[int]:
         addresses = {n: b.address for n, b in blocks.items()}
-        if self._results is None:
-            self._results = Block(self._results_size)
-        start = self._results.address
+        start = self.own_results
         results = {slot: start + offset for slot, offset in self._result_offsets.items()}
         return self._table(addresses, results, room.address)
+
+    def enqueue(
+        self, leaves: Mapping[str, int], results: Mapping[str, int], room: int, stream: Any
+    ) -> None:
+        """Into a stream, on memory by its addresses; results by "kind:name", as far as wanted.
+
+        An output that is no memory of its own, or one of several that are the same, is copied.
+        """
+        taken: dict[int, int] = {}
+        copies: list[tuple[int, PlannedOutput]] = []
+        for output in self.plan.outputs:
+            target = results.get(f"{output.kind.value}:{output.name}")
+            if target is None:
+                continue
+            if output.slot in self._result_offsets and output.slot not in taken:
+                taken[output.slot] = target
+            else:
+                copies.append((target, output))
+        left = {s: o for s, o in self._result_offsets.items() if s not in taken}
+        start = self.own_results if left else 0
+        rest = {s: start + o for s, o in left.items()}
+        table = self._table(leaves, taken | rest, room)
+        self._runner.enqueue(table, stream)
+        for target, output in copies:
+            if output.type.nbytes:
+                source, nbytes = table[output.slot], output.type.nbytes
+                found = self._device.driver.cuMemcpyDtoDAsync(target, source, nbytes, stream)
+                checked(found, "results")
+
+    def prepare(self, results: Collection[str]) -> None:
+        """Memory for results that nobody asks for, before anything is captured."""
+        outputs = self.plan.outputs
+        asked = {o.slot for o in outputs if f"{o.kind.value}:{o.name}" in results}
+        if self._result_offsets.keys() - asked:
+            _ = self.own_results
+
+    @property
+    def own_results(self) -> int:
+        """Where results are that nobody asks for."""
+        if self._results is None:
+            self._results = Block(self._results_size)
+        return self._results.address
+
+    @property
+    def leaf_names(self) -> Sequence[str]:
+        """What a run reads or writes by name."""
+        return list(self._leaves)
+
+    @property
+    def code(self) -> Code:
+        return self._code
 
     @property
     def runner(self) -> Runner:

@@ -193,6 +193,12 @@ def _difference(found: Residues, wanted: Residues) -> int | None:
     return int(at[0]) if len(at) else None
 
 
+def _as_rows(stored: Tensor, type_: TensorType, share: Share) -> Tensor:
+    """What a shard has stored of a gradient, as rows of the gradient's own type."""
+    length = Pieces(type_.shape, share.shards).length
+    return reshape(cast(stored, type_.dtype), (share.shards, length))
+
+
 def glued_graph(sharded: Sharded, leaves: Mapping[str, Node]) -> Graph:
     """All shards and ranks as one graph over the whole batch, whole parameters and states."""
     share, names = sharded.share, sharded.names
@@ -202,7 +208,8 @@ def glued_graph(sharded: Sharded, leaves: Mapping[str, Node]) -> Graph:
         found = [dict(zip(_labels(sharded.shard), outputs, strict=True)) for outputs in shards]
         numbers = {n: gluing.tree([s[f"result:{n}"] for s in found]) for n in ("total", "weight")}
         sums = {  # (shards, length) of each parameter
-            n: gluing.tree([s[f"update:{names.gradient(n)}"] for s in found]) for n in sharded.whole
+            n: gluing.tree([_as_rows(s[f"update:{names.gradient(n)}"], t, share) for s in found])
+            for n, t in sharded.whole.items()
         }
         given = {TOTAL: numbers["total"], WEIGHT: numbers["weight"]}
         given[NORM] = gluing.norm(sums, given)

@@ -8,9 +8,10 @@ and the sums of squares of a row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treadle.base import dtypes
+from treadle.base.dtypes import DType
 from treadle.distributed.shards import Merge, Pieces, Share, merges
 from treadle.frontend.coerce import cast
 from treadle.frontend.functions.arithmetic import isfinite
@@ -25,9 +26,10 @@ from treadle.frontend.functions.shaping import (
 )
 from treadle.frontend.scopes import Trace, isolated_tracing
 from treadle.frontend.tensor import Tensor
-from treadle.ir.graph import Graph, Output, OutputKind
-from treadle.ir.ops.leaves import STATE
-from treadle.ir.rewrite import inline_into, remove_dead_code
+from treadle.ir.graph import Graph, Output, OutputKind, Value
+from treadle.ir.ops.elementwise import CAST
+from treadle.ir.ops.leaves import STATE, Leaf
+from treadle.ir.rewrite import copied, inline_into, remove_dead_code, walk
 from treadle.ir.types import TensorType
 from treadle.optim.append import COUNT, SCALAR, Mode, UpdatePlan, append_updates
 from treadle.optim.clipping import global_norm
@@ -49,6 +51,10 @@ class Names:
     def gradient(self, parameter: str) -> str:
         """Of a shard, then of this rank's shards: (shards, length)."""
         return self._of("gradient", parameter)
+
+    def summed(self, parameter: str) -> str:
+        """Of this rank's shards, where a shard's is stored in a narrow type: (shards, length)."""
+        return self._of("summed", parameter)
 
     def level(self, level: int, parameter: str) -> str:
         """A sum that waits for that of as many shards: (shards, length)."""
@@ -89,14 +95,71 @@ def glue_rows(rows: Tensor, pieces: Pieces) -> Tensor:
     return reshape(slice_along(flat, 0, 0, pieces.size), pieces.shape)
 
 
-def shard_graph(graph: Graph, names: Names, shards: int, scales_loss: bool) -> Graph:
-    """What one shard computes, from a graph with gradients: sums and weights, and rows to add."""
+def narrow_gradients(graph: Graph) -> dict[str, DType]:
+    """Gradients that are nothing but wider copies of narrow values, by parameter."""
+    found = {}
+    for output in graph.outputs:
+        node = graph.nodes[output.value.node]
+        if output.kind is OutputKind.GRADIENT and node.op is CAST and node.types[0].shape:
+            given, wide = graph.type_of(node.operands[0]), node.types[0]
+            if given.is_float and wide.is_float and given.dtype.itemsize < wide.dtype.itemsize:
+                found[output.name] = given.dtype
+    return found
+
+
+def with_narrow_leaves(graph: Graph, narrow: Mapping[str, DType]) -> Graph:
+    """The graph with some leaves stored in narrower types, from which they are cast at once."""
+    if not narrow.keys() & graph.leaves.keys():
+        return graph
+    with isolated_tracing(graph.name) as trace:
+
+        def visit(position: int, operands: tuple[Value, ...]) -> tuple[Value, ...]:
+            node = graph.nodes[position]
+            if isinstance(node.attributes, Leaf) and node.attributes.name in narrow:
+                leaf = node.attributes
+                stored = leaf.type.with_dtype(narrow[leaf.name])
+                return (cast(trace.leaf(node.op, leaf.name, stored), leaf.type.dtype).handle,)
+            return copied(trace.builder, node, operands)
+
+        values = walk(graph, visit)
+        outputs = [Output(o.kind, o.name, v) for o, v in zip(graph.outputs, values, strict=True)]
+        return trace.finish_outputs(outputs)
+
+
+def _before_casts(graph: Graph, narrow: Mapping[str, DType]) -> Graph:
+    """The graph whose narrow gradients are what they were cast from."""
+    outputs = [
+        replace(o, value=graph.nodes[o.value.node].operands[0])
+        if o.kind is OutputKind.GRADIENT and o.name in narrow
+        else o
+        for o in graph.outputs
+    ]
+    return Graph(graph.nodes, tuple(outputs), graph.name)
+
+
+def shard_graph(
+    graph: Graph,
+    names: Names,
+    shards: int,
+    scales_loss: bool,
+    narrow: Mapping[str, DType] | None = None,
+) -> Graph:
+    """What one shard computes, from a graph with gradients: sums and weights, and rows to add.
+
+    Where gradients may be `narrow`, those that are have the type from which they were cast, and
+    those without filling the shape of their parameter: in memory that is what rows are.
+    """
+    graph = _before_casts(graph, narrow or {})
     with isolated_tracing(graph.name) as trace:
         values = inline_into(trace.builder, graph, {})
         outputs: list[Output] = []
         if scales_loss:  # float16: an overflow anywhere leaves the model's states as they were
             found = zip(graph.outputs, values, strict=True)
-            gradients = [trace.tensor(v) for o, v in found if o.kind is OutputKind.GRADIENT]
+            gradients = [
+                cast(trace.tensor(v), dtypes.promote(trace.tensor(v).dtype, dtypes.float32))
+                for o, v in found
+                if o.kind is OutputKind.GRADIENT
+            ]
             fine = cast(isfinite(global_norm(gradients)), dtypes.float32)
             outputs.append(Output(OutputKind.RESULT, FINE, fine.handle))
         for output, value in zip(graph.outputs, values, strict=True):
@@ -104,7 +167,9 @@ def shard_graph(graph: Graph, names: Names, shards: int, scales_loss: bool) -> G
             if kind is OutputKind.RESULT:
                 name = ("scaled", "total", "weight")[int(name)]
             elif kind is OutputKind.GRADIENT:
-                tensor = cut_rows(tensor, Pieces(tensor.shape, shards))
+                pieces = Pieces(tensor.shape, shards)
+                is_whole = narrow is not None and not pieces.filling
+                tensor = tensor if is_whole else cut_rows(tensor, pieces)
                 kind, name = OutputKind.UPDATE, names.gradient(name)
             elif kind is OutputKind.UPDATE:
                 name = names.state(name)
@@ -115,7 +180,12 @@ def shard_graph(graph: Graph, names: Names, shards: int, scales_loss: bool) -> G
         return remove_dead_code(trace.finish_outputs(outputs))
 
 
-def merge_graph(gradients: Mapping[str, TensorType], merge: Merge, names: Names) -> Graph:
+def merge_graph(
+    gradients: Mapping[str, TensorType],
+    merge: Merge,
+    names: Names,
+    narrow: Mapping[str, DType] | None = None,
+) -> Graph:
     """A shard's gradients (shards, length) added to what waits: older sums on the left."""
     with isolated_tracing("merge") as trace:
         outputs = []
@@ -123,23 +193,29 @@ def merge_graph(gradients: Mapping[str, TensorType], merge: Merge, names: Names)
             total = trace.leaf(STATE, names.gradient(name), type_)
             for waiting in merge.levels:
                 total = trace.leaf(STATE, names.level(waiting, name), type_) + total
-            target = (
-                names.gradient(name)
-                if merge.waits_at is None
-                else names.level(merge.waits_at, name)
-            )
+            target = names.summed(name) if name in (narrow or {}) else names.gradient(name)
+            if merge.waits_at is not None:
+                target = names.level(merge.waits_at, name)
             outputs.append(Output(OutputKind.UPDATE, target, total.handle))
         return remove_dead_code(trace.finish_outputs(outputs))
 
 
 def fold_graph(
-    gradients: Mapping[str, TensorType], share: Share, names: Names, plan: UpdatePlan, mode: Mode
+    gradients: Mapping[str, TensorType],
+    share: Share,
+    names: Names,
+    plan: UpdatePlan,
+    mode: Mode,
+    sums: Mapping[str, str],
 ) -> Graph:
-    """The sum of all shards from the sums of ranks, and of what earlier micro-steps left."""
+    """The sum of all shards from the sums of ranks, and of what earlier micro-steps left.
+
+    `sums` are names of what this rank's shards add up to.
+    """
     with isolated_tracing("fold") as trace:
         outputs = []
         for name, type_ in gradients.items():
-            total = _folded(trace, name, type_, share, names)
+            total = _folded(trace, name, type_, share, names, sums[name])
             accumulator = plan.name("accumulator", "gradient", name)
             if mode is not Mode.UPDATE:
                 total = trace.leaf(STATE, accumulator, total.type) + total
@@ -150,10 +226,12 @@ def fold_graph(
         return remove_dead_code(trace.finish_outputs(outputs))
 
 
-def _folded(trace: Trace, name: str, type_: TensorType, share: Share, names: Names) -> Tensor:
+def _folded(
+    trace: Trace, name: str, type_: TensorType, share: Share, names: Names, own: str
+) -> Tensor:
     length = type_.shape[1]
     if share.ranks == 1:
-        return trace.leaf(STATE, names.gradient(name), type_)
+        return trace.leaf(STATE, own, type_)
     shape = (share.ranks, share.each, length)
     received = trace.leaf(STATE, names.received(name), type_.with_shape(shape))
     waiting: dict[int, Tensor] = {}

@@ -3,8 +3,8 @@
 A program has touched an output for the last time at some point of its plan. There it begins the
 exchange of its rows with a call of MPI by its address, and between later kernels it lets MPI go on:
 a message takes several looks of both sides, however long it is. The last shard's program sends
-gradients so, after it has added what waits of earlier shards; the update's program gathers
-parameters. What is left is waited for at the end.
+gradients so, after it has added what waits of earlier shards. What is left is waited for at the
+end. This is for steps that are no chain: `runtime/cpu/chain.py` does the same for those that are.
 """
 
 from __future__ import annotations
@@ -17,46 +17,15 @@ from treadle.base.errors import DistributedError
 from treadle.distributed.communicator import Communicator
 from treadle.distributed.mpi_calls import MpiCalls
 from treadle.distributed.shards import merges
-from treadle.kernel.plan import Plan, PlannedPhase, PlannedStep, Point
+from treadle.kernel.plan import START, Plan, Point, last_uses, points_after
+from treadle.runtime.chain import LOOKS
 from treadle.runtime.executable import CallingProgram
 from treadle.runtime.session import Session
 from treadle.step.parallel.programs import ParallelPrograms
 
-# For messages, after each kernel: a look takes less than a microsecond where there are none. See
-# docs/decisions.md, "Programs look for messages after every kernel".
-LOOKS = 8
-
-START = Point(0, 0)  # for what no kernel touches
 Row = tuple[int, ...]
 Values = Mapping[str, np.ndarray]
 Begin = Callable[[MpiCalls, Values, str], list[Row]]  # the calls for a parameter
-
-
-def last_uses(plan: Plan, threads: int = 1) -> dict[str, Point]:
-    """The last point of a plan at which each of its outputs' buffers was touched.
-
-    Several threads share the calls of a step: it is over at its end.
-    """
-    touched: dict[int, Point] = {}
-    for number, step in enumerate(plan.steps):
-        parts = _slots(step)
-        for call, slots in enumerate(parts):
-            at = Point(number, call if threads == 1 else len(parts) - 1)
-            touched |= dict.fromkeys(slots, at)
-    return {o.name: touched[o.slot] for o in plan.outputs if o.slot in touched}
-
-
-def _slots(step: PlannedStep) -> list[set[int]]:
-    """What each call of a step touches; a repeat is one."""
-    if isinstance(step, PlannedPhase):
-        return [set(c.slots) for c in step.calls] or [set()]
-    return [{s for inner in step.steps for slots in _slots(inner) for s in slots}]
-
-
-def points_after(plan: Plan, first: Point) -> list[Point]:
-    """A point of the plan, and all later ones."""
-    every = (Point(i, j) for i, step in enumerate(plan.steps) for j in range(len(_slots(step))))
-    return [point for point in every if point >= first]
 
 
 class Exchanges:
@@ -126,23 +95,17 @@ def _table(rows: list[Row]) -> np.ndarray:
 
 
 class Overlap:
-    """A step's exchanges: gradients by the last shard's program, parameters by the update's."""
+    """A step's exchanges of gradients, by the last shard's program."""
 
     def __init__(self, programs: ParallelPrograms):
         self.programs, self.names = programs, programs.names
         communicator = programs.parallel.communicator
         self.gradients = Exchanges(communicator, self._sum_and_send)
-        self.parameters = Exchanges(communicator, self._gather)
 
     def sending(self, session: Session) -> CallingProgram:
         """The last shard's program, which sends gradients."""
         outputs = {self.names.gradient(n): n for n in self.programs.gradients}
         return self.gradients.prepare(self.programs.shard(), session, outputs)
-
-    def gathering(self, session: Session) -> CallingProgram:
-        """The update's program, which gathers the rows of parameters."""
-        outputs = {self.names.rows(n): n for n in self.programs.arrays}
-        return self.parameters.prepare(self.programs.update(), session, outputs)
 
     def _sum_and_send(self, calls: MpiCalls, values: Values, name: str) -> list[Row]:
         from treadle.runtime.cpu.exchange import ADD, CALL
@@ -152,15 +115,3 @@ class Overlap:
             waiting = values[self.names.level(level, name)]
             rows.append((ADD, given.ctypes.data, waiting.ctypes.data, given.size))
         return [*rows, (CALL, *calls.all_to_all(given, values[self.names.received(name)]))]
-
-    def _gather(self, calls: MpiCalls, values: Values, name: str) -> list[Row]:
-        from treadle.runtime.cpu.exchange import CALL
-
-        target = self.target(values, name)
-        return [(CALL, *calls.all_gather(values[self.names.rows(name)], target))]
-
-    def target(self, values: Values, name: str) -> np.ndarray:
-        """Where a parameter's rows arrive: in its place, or where its gradient was, filled up."""
-        if self.programs.pieces[name].filling:
-            return values[self.names.gradient(name)]
-        return values[name]

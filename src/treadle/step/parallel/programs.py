@@ -12,6 +12,7 @@ import numpy as np
 
 from treadle.backends.registry import backend
 from treadle.base import dtypes
+from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError, BatchError, GradientError
 from treadle.distributed.communicator import Communicator
 from treadle.distributed.config import DataParallel
@@ -32,9 +33,11 @@ from treadle.step.parallel.graphs import (
     Names,
     fold_graph,
     merge_graph,
+    narrow_gradients,
     shard_graph,
     squares_graph,
     whole_update,
+    with_narrow_leaves,
 )
 from treadle.step.parallel.parts import Part, parts_of
 from treadle.step.parallel.pieces import in_rows, with_norm_given
@@ -130,7 +133,8 @@ class PartChecks(IndexChecks):
         self.checks = checks.checks
 
     def are_there(self, arrays: Mapping[str, Any]) -> bool:
-        return self._checks.are_there(arrays)
+        """Parts are looked at on the host, also of arrays that are on a device."""
+        return False
 
     def check(self, operation: str, arrays: Mapping[str, Any]) -> None:
         if self.checks:
@@ -143,9 +147,15 @@ class PartChecks(IndexChecks):
 def shard_parts(
     parallel: Parallel, given: Inputs, arrays: Mapping[str, Any], shard: int
 ) -> dict[str, Any]:
-    """The arrays of one shard; what is no part of the batch stays as it is."""
+    """The arrays of one shard; what is no part of the batch stays as it is.
+
+    Arrays on a device are copied to the host, to be cut.
+    """
     types = dict(given.types)
-    return {n: parallel.part(n, a, types[n], shard) if n in types else a for n, a in arrays.items()}
+    return {
+        n: parallel.part(n, np.asarray(a), types[n], shard) if n in types else a
+        for n, a in arrays.items()
+    }
 
 
 class ParallelPrograms:
@@ -173,7 +183,12 @@ class ParallelPrograms:
         }
         self.metrics = [o.name for o in graph.outputs if o.kind is OutputKind.METRIC]
         self.states = {o.name: t for o, t in found.items() if o.kind is OutputKind.UPDATE}
-        shard = shard_graph(graph, self.names, self.share.shards, plan.scales_loss)
+        chaining = backend(report.device).chaining
+        # Rows that devices send to each other are as narrow as they may be.
+        narrow = narrow_gradients(graph) if chaining and chaining.connects else None
+        self.narrow = narrow or {}
+        self.places_gradients = narrow is not None  # what computes them writes where they are
+        shard = shard_graph(graph, self.names, self.share.shards, plan.scales_loss, narrow)
         self.shard_graph = optimized(shard, report, recipe.options)
         self.stages = stages_of(self.shard_graph)
         self.results = [o.name for o in self.shard_graph.outputs if o.kind is OutputKind.RESULT]
@@ -199,10 +214,14 @@ class ParallelPrograms:
                 self.merge(merge)
         self.fold(mode)
         if mode is not Mode.ACCUMULATE:
-            for part in range(len(self.update_parts)):
-                self.update(part)
+            self.update()
             if self.shards_optimizer or grad_norms:
                 self.squares()
+
+    def columns(self) -> list[str]:
+        """Numbers that a shard gives, by "kind:name"."""
+        found = [f"result:{n}" for n in self.results]
+        return found + [f"{k}:{m}" for m in self.metrics for k in ("metric", "weight")]
 
     @property
     def is_local(self) -> bool:
@@ -229,8 +248,8 @@ class ParallelPrograms:
         return (
             self.parallel.config.overlap
             and communicator.size > 1
-            and isinstance(self.shard(), CallingProgram)
             and backend(self.report.device).memory.is_host
+            and isinstance(self.shard(), CallingProgram)
             and all(t.dtype is dtypes.float32 for t in self.gradients.values())
             and communicator.calls() is not None
         )
@@ -241,22 +260,34 @@ class ParallelPrograms:
 
         Several threads add what waits faster by a program of their own.
         """
+        if not self._calls_inside:
+            return False
         program = self.shard()
-        few = isinstance(program, CallingProgram) and (program.threads == 1 or self.share.each == 1)
-        return few and self._calls_inside
-
-    @property
-    def gathers_inside(self) -> bool:
-        """Whether the update's program gathers parameters; threads share its one long phase."""
-        program = self.shard()
-        alone = isinstance(program, CallingProgram) and program.threads == 1
-        plain = all(self.plan.parameters[n].dtype is dtypes.float32 for n in self.arrays)
-        return alone and plain and self.gathers_rows and self._calls_inside
+        return isinstance(program, CallingProgram) and (
+            program.threads == 1 or self.share.each == 1
+        )
 
     @property
     def gathers_rows(self) -> bool:
         """Whether ranks gather the parameters when each has updated its rows."""
         return self.shards_optimizer and self.share.ranks > 1 and not self.shards_parameters
+
+    def sum_name(self, name: str) -> str:
+        """What this rank's shards add up to, of a gradient."""
+        is_apart = name in self.narrow and self.share.each > 1
+        return self.names.summed(name) if is_apart else self.names.gradient(name)
+
+    def sent_type(self, name: str) -> TensorType:
+        """This rank's rows of such a sum, as they are sent."""
+        own = self.own_type(name)
+        return own.with_dtype(self.narrow.get(name, own.dtype)) if self.share.each == 1 else own
+
+    def _narrow_leaves(self) -> dict[str, DType]:
+        """Leaves of sums that are stored in narrow types."""
+        found = {self.names.gradient(n): dtype for n, dtype in self.narrow.items()}
+        if self.share.each == 1:
+            found |= {self.names.received(n): dtype for n, dtype in self.narrow.items()}
+        return found
 
     def own_type(self, name: str) -> TensorType:
         """This rank's rows of a gradient or a parameter."""
@@ -268,13 +299,14 @@ class ParallelPrograms:
         names, ranks, found = self.names, self.share.ranks, {}
         waiting = {m.waits_at for m in merges(self.share.each)} - {None}
         for name, type_ in self.gradients.items():
-            found[names.gradient(name)] = type_
+            found[names.gradient(name)] = type_.with_dtype(self.narrow.get(name, type_.dtype))
+            found.setdefault(self.sum_name(name), type_)
             found |= {names.level(w, name): type_ for w in waiting if w is not None}
             own = self.own_type(name)
             found[names.total(name)] = own
             if ranks > 1:
                 shape = (ranks, *own.shape)
-                found[names.received(name)] = type_.with_shape(shape)
+                found[names.received(name)] = self.sent_type(name).with_shape(shape)
                 if self.shards_optimizer:
                     found[names.rows(name)] = own.with_dtype(self.plan.parameters[name].dtype)
             if not self.shards_optimizer or name in self.single:
@@ -322,9 +354,18 @@ class ParallelPrograms:
         own = {n: self.own_type(n) for n in self.gradients}
         return canonical(squares_graph(own, self.plan, self.names))
 
-    def _program(self, key: object, make: Callable[[], Graph], name: str) -> Executable:
+    def program(
+        self, key: object, make: Callable[[], Graph], name: str, is_strict: bool = False
+    ) -> Executable:
+        """What is known by a key, compiled when it is first asked for.
+
+        One whose shapes depend on the number of ranks is strict: its ops are rounded one by one,
+        however they are fused.
+        """
         if key not in self._built:
-            self._built[key] = load(make(), self.report, self.recipe.options, name)
+            options = self.recipe.options
+            options = replace(options, numerics="strict") if is_strict else options
+            self._built[key] = load(make(), self.report, options, name)
             self.report.compiles += 1
         return self._built[key]
 
@@ -332,33 +373,43 @@ class ParallelPrograms:
         """A stage of what a shard computes, or the last."""
         number = stage % len(self.stages)
         name = "shard" if len(self.stages) == 1 else f"shard, stage {number}"
-        return self._program(("shard", number), lambda: self.stages[number].graph, name)
+        return self.program(("shard", number), lambda: self.stages[number].graph, name)
 
     def merge(self, merge: Merge) -> Executable:
-        return self._program(merge, lambda: merge_graph(self.gradients, merge, self.names), "merge")
+        def graph() -> Graph:
+            found = merge_graph(self.gradients, merge, self.names, self.narrow)
+            return with_narrow_leaves(found, self._narrow_leaves())
+
+        return self.program(merge, graph, "merge")
 
     def fold(self, mode: Mode) -> Executable:
         def graph() -> Graph:
-            return fold_graph(self.gradients, self.share, self.names, self.plan, mode)
+            sums = {n: self.sum_name(n) for n in self.gradients}
+            found = fold_graph(self.gradients, self.share, self.names, self.plan, mode, sums)
+            return with_narrow_leaves(found, self._narrow_leaves())
 
-        return self._program(("fold", mode), graph, "fold")
+        return self.program(("fold", mode), graph, "fold", is_strict=True)
 
     def squares(self) -> Executable:
         is_host = backend(self.report.device).memory.is_host
-        return self._program("squares", lambda: self.squares_graph(is_host), "squares")
+        return self.program("squares", lambda: self.squares_graph(is_host), "squares")
 
-    @cached_property
-    def update_parts(self) -> list[Part]:
+    def update_parts(self, in_several: bool = False) -> list[Part]:
         """The update, in parts if each of them is sent on its way while the next is computed."""
         sizes = {n: p.size for n, p in self.pieces.items() if n not in self.single}
-        is_whole = not self.gathers_rows or self.gathers_inside
-        if is_whole or not self.parallel.config.overlap:
+        if not in_several or not self.gathers_rows:
             return [Part(self.update_graph, tuple(sizes))]
         return parts_of(self.update_graph, sizes, self.names)
 
-    def update(self, part: int = 0) -> Executable:
-        def graph() -> Graph:
-            kinds = {OutputKind.UPDATE}
-            return select(self.update_parts[part].graph, kinds, ["updated", "grad_norm"])
+    def update(self, part: int = 0, in_several: bool = False, of_shard: bool = False) -> Executable:
+        """The update; with `of_shard` its gradients are those of the one shard there is."""
 
-        return self._program(("update", part), graph, "update")
+        def graph() -> Graph:
+            kinds, parts = {OutputKind.UPDATE}, self.update_parts(in_several)
+            found = select(parts[part].graph, kinds, ["updated", "grad_norm"])
+            narrow = {self.names.total(n): dtype for n, dtype in self.narrow.items()}
+            narrow |= {self.names.gathered(n): dtype for n, dtype in self.narrow.items()}
+            return with_narrow_leaves(found, narrow if of_shard else {})
+
+        key = "update", in_several, part, of_shard
+        return self.program(key, graph, "update", is_strict=True)

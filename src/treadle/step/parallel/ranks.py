@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from treadle.backends.registry import backend
 from treadle.base.errors import ArgumentError, DistributedError, LoadError
 from treadle.distributed.communicator import Communicator, SelfCommunicator
 from treadle.distributed.shards import Pieces
@@ -24,10 +25,12 @@ from treadle.step.index_checks import Looking
 from treadle.step.loading import save_step
 from treadle.step.parallel.agree import check_facts, facts_of, graph_facts
 from treadle.step.parallel.building import build_programs
+from treadle.step.parallel.chained import ChainedStep, can_chain
 from treadle.step.parallel.overlap import Overlap
 from treadle.step.parallel.programs import Parallel, ParallelPrograms
 from treadle.step.parallel.run import ParallelProgram
 from treadle.step.parallel.sharded import ShardedParameters
+from treadle.step.parallel.transport import Transport, choose_transport
 from treadle.step.programs import Variants, Watched
 from treadle.step.results import EvalResult
 from treadle.step.watching import run_watched
@@ -137,6 +140,9 @@ class Ranks(Alone):
         self.seed = seed
         self.parallel, self.share = parallel, parallel.share
         self.communicator = parallel.communicator
+        self.transport = choose_transport(
+            parallel.config, parallel.communicator, backend(session.device)
+        )
         self._pieces: dict[str, Pieces] = {}  # of what is sharded, by the session's names
         self._types: dict[str, TensorType] = {}  # their types as a whole
         self._parameters: ShardedParameters | None = None
@@ -150,6 +156,8 @@ class Ranks(Alone):
         comm, config = self.parallel.communicator, self.parallel.config
         check_facts(comm, facts_of(self.recipe, config, inputs, self.seed))
         programs = self.agreed("compile_step", lambda: self._programs(inputs, report))
+        ranks = f"{comm.size} rank{'' if comm.size == 1 else 's'}"
+        report.transport = f"{config.shards} shards on {ranks}; {self.transport.told}"
         hyper = self.plan.optimizer.hyper
         check_facts(comm, graph_facts(programs.shard_graph, programs.update_graph, hyper))
         held = programs.held()
@@ -163,7 +171,7 @@ class Ranks(Alone):
                 self._shard(self._parameters.rows_name(name), self.session.types[name])
         for name, type_ in programs.whole.items() if self.recipe.accumulate > 1 else ():
             self._shard(self.plan.name("accumulator", "gradient", name), type_)
-        return ParallelVariants(programs)
+        return ParallelVariants(programs, self.transport)
 
     def _programs(self, inputs: Inputs, report: CompileReport) -> ParallelPrograms:
         found = build_programs(self.recipe, self.plan, self.parallel, inputs, report)
@@ -307,8 +315,10 @@ def ranks_of(
 class ParallelVariants:
     """The programs of one batch shape, as a step asks for them."""
 
-    def __init__(self, programs: ParallelPrograms):
+    def __init__(self, programs: ParallelPrograms, transport: Transport):
         self.programs, self.indices = programs, programs.indices
+        self._transport = transport
+        self._chains = can_chain(programs)
         self.graphs = dict.fromkeys(Mode, programs.shard_graph)
         self.is_random = programs.is_random
         self._overlap = Overlap(programs)  # one for all: they run the same program
@@ -327,11 +337,15 @@ class ParallelVariants:
             )
         key = mode, watched.grad_norms
         if key not in self._built:
-            self._built[key] = ParallelProgram(
-                self.programs, mode, self._overlap, watched.grad_norms
-            )
-            self.programs.compile(mode, watched.grad_norms)
+            self._built[key] = self._program(mode, watched.grad_norms)
         return self._built[key]
+
+    def _program(self, mode: Mode, grad_norms: bool) -> ParallelProgram:
+        programs, overlap = self.programs, self._overlap
+        if self._chains:
+            return ChainedStep(programs, mode, overlap, grad_norms, self._transport)
+        programs.compile(mode, grad_norms)
+        return ParallelProgram(programs, mode, overlap, grad_norms)
 
     def gradients(self) -> Executable:
         return ParallelProgram(self.programs, Mode.UPDATE, self._overlap, only_gradients=True)

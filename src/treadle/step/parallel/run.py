@@ -76,8 +76,7 @@ class ParallelProgram:
         before = self.communicator.waited
         found = _Call(self, owner, inputs).run()
         self.runs += 1
-        known = self.programs.report.exchange
-        known["waiting"] = known.get("waiting", 0.0) + self.communicator.waited - before
+        self.programs.report.add_exchange("waiting", self.communicator.waited - before)
         names, _ = self.results
         return tuple(np.asarray(found[names[i]]) for i in wanted)
 
@@ -93,14 +92,12 @@ class _Call:
         self.found: dict[str, Any] = {}
         is_host = session.memory.is_host
         self.sends_inside = is_host and self.programs.sends_inside
-        self.gathers_inside = is_host and self.programs.gathers_inside
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        known = self.programs.report.exchange
-        known[what] = known.get(what, 0.0) + time.perf_counter() - start
+        self.programs.report.add_exchange(what, time.perf_counter() - start)
 
     def run(self) -> dict[str, Any]:
         if not self.program.runs and self.share.ranks > 1 and not self.programs.is_local:
@@ -131,7 +128,7 @@ class _Call:
     def _shards(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Gradients of this rank's shards are summed; their numbers and states are rows."""
         programs, session = self.programs, self.session
-        columns = self._columns()
+        columns = self.programs.columns()
         rows = np.zeros((self.share.each, len(columns)))
         states = {
             n: np.zeros((self.share.each, *t.shape), t.dtype.numpy)
@@ -174,10 +171,6 @@ class _Call:
         for inputs in kept:
             inputs |= sums
 
-    def _columns(self) -> list[str]:
-        found = [f"result:{n}" for n in self.programs.results]
-        return found + [f"{k}:{m}" for m in self.programs.metrics for k in ("metric", "weight")]
-
     def _gathered(
         self, rows: np.ndarray, states: dict[str, np.ndarray]
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -190,7 +183,7 @@ class _Call:
             pending += [comm.all_gather(a, taken[n]) for n, a in states.items()]
             comm.wait(pending)
             rows, states = every, taken
-        names = [c.removeprefix("result:") for c in self._columns()]
+        names = [c.removeprefix("result:") for c in self.programs.columns()]
         return {n: rows[:, i] for i, n in enumerate(names)}, states
 
     def _refuse_anomaly(self, numbers: Mapping[str, np.ndarray]) -> None:
@@ -221,7 +214,7 @@ class _Call:
             return
         pending, taken = [], {}
         for name in self.programs.gradients:
-            given = self.session.values[self.names.gradient(name)]
+            given = self.session.values[self.programs.sum_name(name)]
             taken[name] = self._room(self.names.received(name))
             pending.append(self.communicator.all_to_all(_contiguous(given), taken[name]))
         self.communicator.wait(pending)
@@ -296,25 +289,15 @@ class _Call:
 
     def _update_rows(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What the update gives; where ranks have updated rows, they are gathered."""
-        programs, session, overlap = self.programs, self.session, self.program.overlap
+        programs, session = self.programs, self.session
         if not programs.gathers_rows:
             with self._timed("update"):
                 return session.run(programs.update(), given)
-        sent: dict[str, np.ndarray] = {}
-        pending: list[Any] = []
         with self._timed("update"):
             self._take_rows()
-            if self.gathers_inside:
-                with overlap.gathering(session).calling():
-                    outputs = session.run(programs.update(), given)
-                sent = {n: overlap.target(session.values, n) for n in programs.arrays}
-            else:
-                for number, part in enumerate(programs.update_parts):
-                    outputs = session.run(programs.update(number), given)
-                    # On their way while the next are updated
-                    pending += self._send_rows(part.parameters, sent)
+            outputs = session.run(programs.update(), given)
         with self._timed("exchange of parameters"):
-            overlap.parameters.wait() if self.gathers_inside else self.communicator.wait(pending)
+            sent = self._send_rows()
             for name, rows in sent.items():
                 if not self._is_direct(name):
                     self._write({name: programs.pieces[name].glue(rows)})
@@ -379,15 +362,16 @@ class _Call:
         }
         self._write(rows)
 
-    def _send_rows(self, names: Sequence[str], sent: dict[str, np.ndarray]) -> list[Any]:
-        """Begin to gather every rank's rows of some parameters; `sent` is where they arrive."""
-        pending = []
-        for name in names:
+    def _send_rows(self) -> dict[str, np.ndarray]:
+        """Every rank's rows of all parameters, where they have arrived."""
+        pending, sent = [], {}
+        for name in self.programs.arrays:
             given = self.session.values[self.names.rows(name)]
             shape = (self.share.shards, self.programs.pieces[name].length)
             sent[name] = self._target(name, shape, given.dtype)
             pending.append(self.communicator.all_gather(_contiguous(given), sent[name]))
-        return pending
+        self.communicator.wait(pending)
+        return sent
 
     def _is_direct(self, name: str) -> bool:
         """Whether rows arrive where the parameter is."""
