@@ -258,11 +258,9 @@ def recognise(
     is_differentiated: bool = False,
 ) -> Graph:
     """The graph in canonical form, before it is differentiated, with composites for what is
-    written out by hand, as the target has kernels for them. What has other gradients than the
-    composite at equal elements, maxima of windows, stays where `is_differentiated`.
-
-    `numerics="strict"` leaves everything as it is written. The report counts rules, and has what
-    was recognised where.
+    written out, as the target has kernels for them; where `is_differentiated`, not for maxima of
+    windows, which have other gradients. `numerics="strict"` leaves everything as it is written.
+    The report counts rules, and has what was recognised where.
     """
     counts = Counter[str]() if report is None else report.rules
     canonical = canonicalise(graph, counts)
