@@ -19,6 +19,7 @@ class Values(Expressions):
     def __init__(self, kernel: Kernel, halves: frozenset[str] = frozenset()):
         super().__init__(kernel, scalars)
         self.halves = halves  # buffers of float16 that take two bytes
+        self.packed: frozenset[str] = frozenset()  # those of them that are bound in packs of four
         self.shared: list[str] = []  # declarations of a workgroup's memory
         self.outside = {b.name: i for i, b in enumerate(kernel.buffers)}
         self.inside: dict[str, str] = {}  # names of scratch
@@ -49,7 +50,14 @@ class Values(Expressions):
             start = f"{self.starts[buffer]} + " if buffer in self.starts else ""
             return f"{self.inside[buffer]}[{start}{at}]"
         number = self.outside[buffer]
+        if buffer in self.packed:
+            return f"memory{number}[p{number} + (u32({at}) >> 2u)][u32({at}) & 3u]"
         return f"memory{number}[p{number} + u32({at})]"
+
+    def pack(self, wanted: Load, number: int) -> str:
+        """Four elements of a packed buffer from where an index says, or so many packs after."""
+        memory, more = self.outside[wanted.buffer], f" + {number}u" if number else ""
+        return f"memory{memory}[p{memory} + (u32({self.index(wanted.index)}) >> 2u){more}]"
 
     def load(self, wanted: Load) -> str:
         return self.read(wanted.buffer, wanted.index)

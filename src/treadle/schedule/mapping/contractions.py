@@ -315,7 +315,7 @@ def map_contraction(
 ) -> Kernel | None:
     """The kernel with its tile; its loops say what is computed. None where no tile will do."""
     if mapping.matrices and _are_float16(found):
-        return _map_matrices(kernel, found, mapping, blocks)
+        return _map_matrices(kernel, found, mapping, is_aligned, blocks)
     tile = best_tile(found, is_aligned, mapping, blocks)
     if tile is None:
         return None
@@ -335,7 +335,7 @@ def map_contraction(
         depth, tile.down, tile.across, tile.shares, left, right, is_whole, unroll,
     )  # fmt: skip
     if mapping.lanes == 1:
-        template = _by_words(template, mapping)
+        template = _by_words(template, mapping.threads)
     body = (*found.lets, *nest(c.result, Role.GRID, in_order(found.body)))
     geometry = Geometry(mapping.threads, 1, mapping.warp, template=template)
     return replace(kernel, body=body, geometry=geometry)
@@ -348,40 +348,52 @@ def _are_float16(found: Contracting) -> bool:
     return is_narrow and found.wide is dtypes.float32 and min(found.sizes[1:]) >= 16
 
 
-def _map_matrices(kernel: Kernel, found: Contracting, mapping: Mapping, blocks: int) -> Kernel:
+def _map_matrices(
+    kernel: Kernel, found: Contracting, mapping: Mapping, is_aligned: bool, blocks: int
+) -> Kernel:
     """Tiles of which each warp multiplies matrices: large ones, if there are enough of them."""
     (batch, m, n, k), c, edge = found.sizes, found.axes, mapping.matrices
     tile = Tile(128, 128, 32, 64, mapping.warp)
     if tile.blocks(batch, m, n) < blocks:
         tile = Tile(64, 64, 16, 32, mapping.warp)
     depth = edge if k <= edge else 2 * edge
+    threads = tile.rows // tile.down * (tile.columns // tile.across) * mapping.warp
 
-    def panel(operand: Operand[Load], length: int) -> Panel:
+    def panel(operand: Operand[Load], loops: Axes, length: int) -> Panel:
         is_along = _lies_along(operand, c.depth)
-        step, batch = depth if is_along else length, -(-length * depth // mapping.threads)
-        return Panel(is_along, length, step + edge // 2, 1, batch)
+        step, along = (depth, c.depth[-1]) if is_along else (length, loops[-1])
+        packs = is_aligned and along.extent % PACKED == 0
+        lanes = PACKED if packs and is_pack(operand.value.index, along, PACKED) else 1
+        batch = -(-length * depth // (lanes * threads))
+        return Panel(is_along, length, step + edge // 2, lanes, batch)
 
     template = Tiled(
         c.batch, c.rows, c.columns, c.depth, found.is_swapped,
         depth, tile.down, tile.across, tile.shares,
-        panel(c.left, tile.rows), panel(c.right, tile.columns), False, 1, edge,
+        panel(c.left, c.rows, tile.rows), panel(c.right, c.columns, tile.columns), False, 1, edge,
     )  # fmt: skip
+    room = mapping.shared_limit - 2 * template.elements
+    staged = tile.across // edge
+    while staged > 1 and 4 * threads // mapping.warp * staged * edge**2 > room:
+        staged //= 2
     body = (*found.lets, *nest(c.result, Role.GRID, in_order(found.body)))
-    template = _by_words(template, mapping)
-    geometry = Geometry(mapping.threads, 1, mapping.warp, template=template)
+    template = _by_words(replace(template, staged=staged), threads)
+    geometry = Geometry(threads, 1, mapping.warp, template=template)
     return replace(kernel, body=body, geometry=geometry)
 
 
+PACKED = 4  # elements of float16 that are copied at once for matrices: a vector of a shader
 FEW = 4  # copies under way at a time, where the index of each takes many operations
 
 
-def _by_words(tile: Tiled, mapping: Mapping) -> Tiled:
+def _by_words(tile: Tiled, threads: int) -> Tiled:
     """Panels that threads copy word by word, and read by fours where they lie so."""
-    depth, threads = tile.tile_depth, mapping.threads
+    depth = tile.tile_depth
 
     def copied(panel: Panel, loops: Axes) -> Panel:
         is_simple = len(loops) + len(tile.depth) == 2
-        most, words = panel.batch * panel.lanes, replace(panel, lanes=1)
+        words = panel if tile.matrices else replace(panel, lanes=1)
+        most = panel.batch * panel.lanes // words.lanes
         return replace(words, batch=min(most if is_simple else FEW, words.copies(depth, threads)))
 
     def is_by_fours(panel: Panel, own: int) -> bool:
