@@ -43,7 +43,8 @@ class Contraction(Writer):
         tile = self.tile
         self._begin()
         lefts, rights = (
-            self._panel(name, panel) for name, panel in (("lefts", tile.left), ("rights", tile.right))
+            self._panel(name, panel)
+            for name, panel in (("lefts", tile.left), ("rights", tile.right))
         )
         self._clear()
         self._walk(lefts, rights)
@@ -289,9 +290,7 @@ class Matrices(Contraction):
                     name = f"sum_{i}_{j}"
                     self.add(f"{name} = coopMultiplyAdd(a_{d}_{i}, b_{d}_{j}, {name});")
 
-    def _loaded(
-        self, name: str, panel: Panel, own: tuple[str, int, int], d: int, role: str
-    ) -> str:
+    def _loaded(self, name: str, panel: Panel, own: tuple[str, int, int], d: int, role: str) -> str:
         """A matrix of a panel: rows of the left operand, columns of the right one lie along it.
 
         Where it starts, and how far its rows are apart, is counted in elements of the panel.
