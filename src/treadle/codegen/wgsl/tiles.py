@@ -315,9 +315,9 @@ class Matrices(Contraction):
                 for u in range(staged):
                     place = f"&{self.stage}[{stage} + {u * edge}]"
                     self.add(f"coopStoreT(sum_{i}_{j + u}, {place}, {wide}u);")
-                self.add("subgroupBarrier();")
+                self.add("workgroupBarrier();")
                 with self.block(f"for (var e = share; e < {edge * wide}; e += {shares})"):
                     row = f"ty * {tile.down} + {i * edge} + e / {wide}"
                     column = f"tx * {tile.across} + {j * edge} + e % {wide}"
                     self._after(row, column, f"{self.stage}[{stage} + e]")
-                self.add("subgroupBarrier();")
+                self.add("workgroupBarrier();")

@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import glob
 import importlib.util
+import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -209,17 +211,24 @@ class Device:
         visibility = self.wgpu.ShaderStage.COMPUTE
         return {"binding": binding, "visibility": visibility, "buffer": buffer}
 
-    def pipeline(self, text: str, arenas: int) -> Any:
-        """A module's pipeline; equal texts have one."""
+    def pipelines(self, wanted: Mapping[str, int]) -> dict[str, Any]:
+        """Of modules with so many arenas each; equal texts have one.
+
+        Several are made at once: a driver compiles each by one thread.
+        """
         with self.lock:
-            if text not in self._pipelines:
+            new = [text for text in wanted if text not in self._pipelines]
+            layouts = {n: self.layouts(n)[1] for n in set(wanted.values())}
+
+            def made(text: str) -> Any:
                 with self.checked("compile"):
-                    module = self._module(text)
-                    self._pipelines[text] = self.device.create_compute_pipeline(
-                        layout=self.layouts(arenas)[1],
-                        compute={"module": module, "entry_point": "main"},
-                    )
-            return self._pipelines[text]
+                    compute = {"module": self._module(text), "entry_point": "main"}
+                    layout = layouts[wanted[text]]
+                    return self.device.create_compute_pipeline(layout=layout, compute=compute)
+
+            with ThreadPoolExecutor(min(len(new) or 1, os.cpu_count() or 1)) as pool:
+                self._pipelines.update(zip(new, pool.map(made, new), strict=True))
+            return {text: self._pipelines[text] for text in wanted}
 
     def _module(self, text: str) -> Any:
         """A module whose accesses are not tested once more: the verifier proved them in bounds.
