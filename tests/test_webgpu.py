@@ -225,7 +225,7 @@ def test_shaders_are_stored_and_found_again() -> None:
 def test_what_wgpu_refuses_is_an_error_that_says_so() -> None:
     here = devices.device()
     with pytest.raises(DeviceError, match="wgpu says"):
-        here.pipeline("fn main() { nonsense }", 0)
+        here.pipelines({"fn main() { nonsense }": 0})
     with pytest.raises(OutOfMemoryError, match="needs .* bytes in one buffer"):
         here.buffer(here.limits.binding_bytes + 1)
 
