@@ -125,6 +125,35 @@ def test_products_of_float16_are_matrices_where_a_target_has_them() -> None:
     assert "coop_mat" not in rendered(td.trace(products, SQUARE, SQUARE), FULL)[0].text
 
 
+@pytest.mark.parametrize("sizes", [(512, 384, 1000), (8192, 64, 1024), (96, 70, 33), (64, 64, 16)])
+def test_matrices_are_multiplied_under_no_condition(sizes: tuple[int, int, int]) -> None:
+    """As wgpu's compiler wants it, which takes no variable for the same in all threads."""
+    m, n, k = sizes
+    types = TensorType((m, k), dtypes.float16), TensorType((n, k), dtypes.float16)
+    graph = td.trace(lambda x, y: [td.relu(x @ y.T), x.T @ x], *types)
+    texts = [s.text for s in rendered(graph, FULL) if "coop_mat" in s.text]
+    assert texts
+    for text in texts:
+        around = list[str]()  # what opened each block that a line is in
+        for line in text.splitlines():
+            if "coop" in line:
+                assert all(re.match(r"\s*(for|fn|@builtin|\{|$)", head) for head in around), line
+            around += [line] * line.count("{")
+            del around[len(around) - line.count("}") :]
+
+
+def test_operands_of_matrices_are_copied_in_packs_where_they_lie_so() -> None:
+    def text(k: int) -> str:
+        types = TensorType((256, k), dtypes.float16), TensorType((128, k), dtypes.float16)
+        (shader,) = rendered(td.trace(lambda x, y: [x @ y.T], *types), FULL)
+        assert len(shader.elements) == 3
+        return shader.text + " ".join(shader.elements)
+
+    assert text(64).count("array<vec4<f16>") == 2
+    assert text(64).endswith("vec4<f16> vec4<f16> f16")
+    assert text(66).endswith("f16 f16 f16")  # rows do not start at whole packs
+
+
 def test_groups_of_a_workgroup_are_as_many_as_its_memory_holds() -> None:
     """A program of `treadle fuzz` whose groups of eight threads have nine rows of scratch each."""
     graph = prepared(generate(17, 35)).graph
@@ -150,7 +179,7 @@ def test_matrices_are_asked_for_by_the_target() -> None:
     asked = td.CompileOptions(target="native+cooperative-matrix").target
     assert asked_of(FULL, asked).has_matrices
     assert not asked_of(FULL, "native").has_matrices
-    with pytest.raises(DeviceError, match="has no cooperative-matrix"):
+    with pytest.raises(DeviceError, match="there is no cooperative-matrix"):
         asked_of(BASE, asked)
     with pytest.raises(ArgumentError, match="is no target"):
         td.CompileOptions(target="native+nonsense")

@@ -18,8 +18,8 @@ from treadle.kernel.plan import Plan, PlannedPhase, PlannedStep
 
 MOST_WORKGROUPS = 65535  # along one dimension: what every device takes
 Place = tuple[int, int]  # an arena, and bytes from its start
-WORDS, HALVES, PACKS = "u32", "f16", "vec4<f16>"  # what a binding is an array of
-ELEMENT_BYTES = {WORDS: 4, HALVES: 2, PACKS: 8}
+WORDS, FLOATS, HALVES, PACKS = "u32", "f32", "f16", "vec4<f16>"  # what a binding is an array of
+ELEMENT_BYTES = {WORDS: 4, FLOATS: 4, HALVES: 2, PACKS: 8}
 
 
 @dataclass(frozen=True, slots=True)

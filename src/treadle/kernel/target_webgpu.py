@@ -35,8 +35,9 @@ def asked_of(limits: WebGpuLimits, target: str | int) -> WebGpuLimits:
     """What of an adapter's limits a target uses: experimental features where it names them."""
     wants = COOPERATIVE_MATRIX in features_in(target)
     if wants and not limits.has_matrices:
-        cause = f"the adapter has no {COOPERATIVE_MATRIX}, or no subgroups"
-        raise DeviceError("webgpu", cause, f'Leave "+{COOPERATIVE_MATRIX}" out of the target.')
+        cause = f"there is no {COOPERATIVE_MATRIX}: the adapter has none, or wgpu refuses it"
+        advice = f'Leave "+{COOPERATIVE_MATRIX}" out of the target, or see docs/webgpu.md.'
+        raise DeviceError("webgpu", cause, advice)
     return replace(limits, has_matrices=wants)
 
 

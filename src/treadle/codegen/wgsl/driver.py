@@ -18,7 +18,7 @@ from treadle.kernel.geometry import Scattered, Tiled
 from treadle.kernel.mapped import blocks_of, geometry_of
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Program
-from treadle.kernel.shaders import HALVES, MOST_WORKGROUPS, PACKS, WORDS, Shader, module
+from treadle.kernel.shaders import FLOATS, HALVES, MOST_WORKGROUPS, PACKS, WORDS, Shader, module
 
 
 def render_program(program: Program, halves: bool = False) -> tuple[Shader, ...]:
@@ -30,6 +30,7 @@ def shader(kernel: Kernel, halves: bool = False) -> Shader:
     narrow = frozenset(b.name for b in kernel.buffers if halves and b.dtype is dtypes.float16)
     lines = _written(kernel, narrow)
     seen = {n: PACKS if n in lines.packed else HALVES for n in narrow}
+    seen |= dict.fromkeys(lines.floats, FLOATS)
     elements = tuple(seen.get(b.name, WORDS) for b in kernel.buffers) if seen else ()
     calls = geometry_of(kernel).calls
     return Shader(_text(kernel, lines), blocks_of(kernel), len(kernel.buffers), calls, elements)

@@ -10,12 +10,19 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 
+from treadle.base import dtypes
 from treadle.codegen.c_like import statements
 from treadle.codegen.c_like.tiles import limits_of, product_of, tiles_of
 from treadle.codegen.wgsl.render import Writer
 from treadle.kernel.geometry import Panel, Tiled
-from treadle.kernel.index import Var
-from treadle.kernel.nodes import Convert, Kernel, Load, Value
+from treadle.kernel.index import Index, Var, uses
+from treadle.kernel.nodes import Convert, Kernel, Load, Local, Store, Value
+
+
+def _stride(index: Index, var: Var) -> int | None:
+    """How far a step of a variable is; None where that is not the same everywhere."""
+    found = [f for atom, f in index.terms if uses(atom, var)]
+    return found[0] if len(found) == 1 and (var, found[0]) in index.terms else None
 
 
 def load_of(value: Value) -> Load:
@@ -248,11 +255,30 @@ class Matrices(Contraction):
         super().__init__(kernel, tiled, halves)
         sides = (tiled.left, self.product.left), (tiled.right, self.product.right)
         self.packed = frozenset(load_of(value).buffer for p, value in sides if p.lanes > 1)
+        self.plain = self._plain_store()
+        self.floats = frozenset([self.plain[0].buffer] if self.plain else [])
+
+    def _plain_store(self) -> tuple[Store, int] | None:
+        """What follows, where that is a store of whole rows of float32 and nothing else."""
+        tile, product = self.tile, self.product
+        if len(product.after) != 1 or len(tile.rows) > 1 or len(tile.columns) > 1:
+            return None
+        store, (row,), (column,) = product.after[0], tile.rows, tile.columns
+        if not isinstance(store, Store) or store.guard is not None or limits_of(tile):
+            return None
+        is_sum = store.value == Local(product.local, product.dtype)
+        if not is_sum or self.types[store.buffer] is not dtypes.float32:
+            return None
+        stride, across = (_stride(store.index, v) for v in (row, column))
+        reads = {load_of(product.left).buffer, load_of(product.right).buffer}
+        is_plain = stride is not None and across == 1 and store.buffer not in reads
+        return (store, stride) if is_plain and stride is not None else None
 
     def _clear(self) -> None:
         self.edge, warps = self.tile.matrices, self.geometry.threads // self.tile.shares
         self.down, self.across = (n // self.edge for n in (self.tile.down, self.tile.across))
-        self.stage = self.share("stage", "f32", warps * self.tile.staged * self.edge**2)
+        if self.plain is None:
+            self.stage = self.share("stage", "f32", warps * self.tile.staged * self.edge**2)
         self.matrix = f"coop_mat{self.edge}x{self.edge}"
         for i in range(self.down):
             for j in range(self.across):
@@ -308,6 +334,9 @@ class Matrices(Contraction):
     def _finish(self) -> None:
         """Some matrices at a time by way of memory, where threads of a warp find their elements."""
         tile, edge, shares, staged = self.tile, self.edge, self.tile.shares, self.tile.staged
+        if self.plain is not None:
+            self._stored(*self.plain)
+            return
         wide = staged * edge
         stage = f"index / {shares} * {edge * wide}"
         for i in range(self.down):
@@ -321,3 +350,13 @@ class Matrices(Contraction):
                     column = f"tx * {tile.across} + {j * edge} + e % {wide}"
                     self._after(row, column, f"{self.stage}[{stage} + e]")
                 self.add("workgroupBarrier();")
+
+    def _stored(self, store: Store, stride: int) -> None:
+        """Matrices as they are, where nothing is to be done with their elements."""
+        tile, edge, memory = self.tile, self.edge, self.outside[store.buffer]
+        for i in range(self.down):
+            for j in range(self.across):
+                self.decode(f"(first_row + ty * {tile.down} + {i * edge})", tile.rows)
+                self.decode(f"(first_column + tx * {tile.across} + {j * edge})", tile.columns)
+                place = f"&memory{memory}[p{memory} + u32({self.index(store.index)})]"
+                self.add(f"coopStoreT(sum_{i}_{j}, {place}, {stride}u);")

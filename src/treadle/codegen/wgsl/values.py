@@ -20,6 +20,7 @@ class Values(Expressions):
         super().__init__(kernel, scalars)
         self.halves = halves  # buffers of float16 that take two bytes
         self.packed: frozenset[str] = frozenset()  # those of them that are bound in packs of four
+        self.floats: frozenset[str] = frozenset()  # of float32 that are bound as such
         self.shared: list[str] = []  # declarations of a workgroup's memory
         self.outside = {b.name: i for i, b in enumerate(kernel.buffers)}
         self.inside: dict[str, str] = {}  # names of scratch
