@@ -58,7 +58,8 @@ fn f_div(x: f32, y: f32) -> f32 {{
 fn f_sqrt(x: f32) -> f32 {{
   let is_small = x < 5.421010862427522e-20f;
   let a = x * select(1.0f, 1.8446744073709552e19f, is_small);
-  let s = kept(sqrt(a)); let back = two_mul(s, s); let better = s + ((a - back.x) - back.y) * (0.5f / s);
+  let s = kept(sqrt(a)); let back = two_mul(s, s);
+  let better = s + ((a - back.x) - back.y) * (0.5f / s);
   return select(s, better, is_finite(better)) * select(1.0f, 2.3283064365386963e-10f, is_small); }}
 fn to_middle(x: f32) -> f32 {{ // a power of two: what is left of a quotient must not be denormal
   let m = abs(x); let up = select(1.0f, 1.8446744073709552e19f, m < 5.421010862427522e-20f);

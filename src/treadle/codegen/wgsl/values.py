@@ -11,6 +11,9 @@ from treadle.codegen.c_like.expressions import Expressions
 from treadle.codegen.wgsl import scalars
 from treadle.kernel.index import Data, Index, Var
 from treadle.kernel.nodes import Apply, Kernel, Literal, Load, Value
+from treadle.kernel.traverse import subvalues
+
+LONG = frozenset(["exp", "log", "tanh", "pow", "erf", "sin", "cos"])  # of many operations
 
 
 class Values(Expressions):
@@ -97,6 +100,22 @@ class Values(Expressions):
             return self.value(value)
         return scalars.rounded(self.value(value, True), value.dtype)
 
+    def value(self, value: Value, exceeds: bool = False) -> str:
+        match value:
+            case Apply("where", (guard, chosen, Literal() as other)) if _is_long(chosen):
+                return self._where(guard, chosen, other, exceeds)
+            case _:
+                return super().value(value, exceeds)
+
+    def _where(self, guard: Value, chosen: Value, other: Value, exceeds: bool) -> str:
+        """A long computation is made only where it is wanted: threads beside it want the same."""
+        name, test = self.new("chosen"), self.value(guard)
+        type_ = scalars.register(chosen.dtype)
+        self.add(f"var {name}: {type_} = {self.value(other, exceeds)};")
+        with self.block(f"if ({test})"):
+            self.add(f"{name} = {self.value(chosen, exceeds)};")
+        return name
+
     def applied(self, value: Apply, given: list[str], exceeds: bool) -> str:
         if all(isinstance(o, Literal) for o in value.operands):
             # Compilers refuse constant expressions that overflow or divide by 0.
@@ -123,6 +142,10 @@ class Values(Expressions):
 
     def divided(self, inner: Index, sign: str, divisor: int) -> str:
         return f"i32(u32({self.index(inner)}) {sign} {divisor}u)"
+
+
+def _is_long(value: Value) -> bool:
+    return any(isinstance(v, Apply) and v.op in LONG for v in subvalues(value))
 
 
 def _safe(name: str) -> str:
