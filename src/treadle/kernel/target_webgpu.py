@@ -75,6 +75,7 @@ def target_of(limits: WebGpuLimits) -> Target:
         GPU,
         name=limits.name,
         fuses_column_sums=False,
+        materialization=replace(GPU.materialization, masks_in_place=True),
         word=4,
         # Scores that take more than a quarter of a binding: their gradients lie beside them.
         rewriting=replace(GPU.rewriting, least_scores=limits.binding_bytes // 16),
