@@ -8,6 +8,7 @@ fours, so that its neighbours read and store beside it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 from treadle.base import dtypes
@@ -118,7 +119,7 @@ class Contraction(Writer):
         starts = [c * threads for c in range(panel.batch)]
         if panel.batch == panel.copies(depth, threads):
             return [self._load(name, panel, value, loops, first, c) for c in starts]
-        size, step = panel.length * depth, threads * panel.batch
+        size, step = panel.length * depth // panel.lanes, threads * panel.batch
         with self.block(f"for (var q = 0; q < {size}; q += {step})"):
             stores = [self._load(name, panel, value, loops, first, c, "q + ") for c in starts]
             for line in stores:
@@ -129,12 +130,12 @@ class Contraction(Writer):
         self, name: str, panel: Panel, value: Value, loops: tuple[Var, ...], first: str,
         number: int, base: str = "",
     ) -> str:  # fmt: skip
-        """One element into a variable; the store of it."""
+        """An element, or packs of four, into variables; the store of them."""
         tile, before, threads = self.tile, dict(self.vars), self.geometry.threads
         depth, k, lanes = tile.tile_depth, tile.sizes[-1], panel.lanes
-        size, fast = (panel.length * depth, depth if panel.is_along else panel.length)
-        size, fast = size // lanes, fast // lanes
-        got, far, near = (self.new(stem) for stem in ("got", "far", "near"))
+        size = panel.length * depth // lanes
+        fast = (depth if panel.is_along else panel.length) // lanes
+        far, near = self.new("far"), self.new("near")
         at_q = f"(u32({base}index) + {number}u)"
         if not base and threads % fast == 0:  # the same for all copies of a thread, but for a sum
             self.add(f"let {far} = i32(u32(index) / {fast}u + {number // fast}u);")
@@ -150,29 +151,29 @@ class Contraction(Writer):
         limits += [f"start + {d} < {k}"] if k % depth else []
         # After the end the last part is loaded once more, which takes no branch.
         start = f"min(start, {k - depth})" if tile.is_ahead and k % depth == 0 else "start"
-        packs = range(lanes // 4)
-        for u in packs:
-            self.add(f"var {got}_{u} = vec4<f16>();")
-        if not packs:
-            self.add(f"var {got} = 0.0f;")
+        got = [self.new("got") for _ in range(max(1, lanes // 4))]
+        for part in got:
+            self.add(f"var {part} = {'vec4<f16>()' if lanes > 1 else '0.0f'};")
         with self.block(f"if ({' && '.join(limits)})") if limits else nullcontext():
             self.decode(f"({first} + {i})", loops)
             self.decode(f"({start} + {d})", tile.depth)
-            for u in packs:
-                self.add(f"{got}_{u} = {self.pack(load_of(value), u)};")
-            if not packs:
-                self.add(f"{got} = {self.value(value)};")
+            for u, part in enumerate(got):
+                read = self.pack(load_of(value), u) if lanes > 1 else self.value(value)
+                self.add(f"{part} = {read};")
         self.vars = before
-        if packs:
-            at = f"{far} * {panel.step // 4} + {near} * {lanes // 4}"
-            store = " ".join(f"{name}[{at} + {u}] = {got}_{u};" for u in packs)
-            return f"if ({' && '.join(inside)}) {{ {store} }}" if inside else store
-        given = got if self.panel_type == "f32" else f"{self.panel_type}({got})"
-        place = f"{name}[{far} * {panel.step} + {near}]"
-        if tile.by_fours:
-            place = f"{name}[{far} * {panel.step // 4} + ({near} >> 2u)][{near} & 3]"
-        store = f"{place} = {given};"
+        store = self._put(name, panel, far, near, got)
         return f"if ({' && '.join(inside)}) {{ {store} }}" if inside else store
+
+    def _put(self, name: str, panel: Panel, far: str, near: str, got: Sequence[str]) -> str:
+        """The store of what was loaded, an element or packs of four."""
+        if panel.lanes > 1:
+            at = f"{far} * {panel.step // 4} + {near} * {panel.lanes // 4}"
+            return " ".join(f"{name}[{at} + {u}] = {part};" for u, part in enumerate(got))
+        given = got[0] if self.panel_type == "f32" else f"{self.panel_type}({got[0]})"
+        place = f"{far} * {panel.step} + {near}]"
+        if self.tile.by_fours:
+            place = f"{far} * {panel.step // 4} + ({near} >> 2u)][{near} & 3]"
+        return f"{name}[{place} = {given};"
 
     def _own(self, panel: Panel, thread: str, threads: int, u: str) -> str:
         """Which row or column of the tile is a thread's `u`th."""
