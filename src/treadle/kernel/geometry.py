@@ -77,6 +77,11 @@ class Tiled:
         return b, m, n, k
 
     @property
+    def stage_step(self) -> int:
+        """Elements from one row of staged matrices to the next: rows start in other banks."""
+        return self.staged * self.matrices + 4
+
+    @property
     def right_start(self) -> int:
         """Where the right panel starts, in elements: after the left, at a whole pack."""
         return -(-self.left.size(self.tile_depth) // 4) * 4

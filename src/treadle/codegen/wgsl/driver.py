@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from treadle.base import dtypes
 from treadle.codegen.wgsl import scalars
-from treadle.codegen.wgsl.prelude import called
+from treadle.codegen.wgsl.prelude import ROUNDED, called
 from treadle.codegen.wgsl.render import Writer
 from treadle.codegen.wgsl.scatter import Scatter
 from treadle.codegen.wgsl.tiles import Contraction, Matrices
@@ -18,7 +18,16 @@ from treadle.kernel.geometry import Scattered, Tiled
 from treadle.kernel.mapped import blocks_of, geometry_of
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Program
-from treadle.kernel.shaders import FLOATS, HALVES, MOST_WORKGROUPS, PACKS, WORDS, Shader, module
+from treadle.kernel.shaders import (
+    AS_DEVICE,
+    FLOATS,
+    HALVES,
+    MOST_WORKGROUPS,
+    PACKS,
+    WORDS,
+    Shader,
+    module,
+)
 
 
 def render_program(program: Program, halves: bool = False) -> tuple[Shader, ...]:
@@ -78,6 +87,10 @@ def _text(kernel: Kernel, lines: Values) -> str:
     enabled += ["enable wgpu_cooperative_matrix;"] if "coop_mat" in body else []
     declared = [*enabled, f"@group(1) @binding(0) var<uniform> arguments: {room};", *lines.shared]
     functions = called(body)
+    if lines.halves and ROUNDED in functions:  # as the device does it, where it does so rightly
+        quick = f"{ROUNDED}\n  if ({AS_DEVICE}) {{ return f32(f16(x)); }}"
+        functions = functions.replace(ROUNDED, quick)
+        declared.append(f"override {AS_DEVICE}: bool = false;")
     if "kept(" in body + functions:
         declared.append("var<private> zero: u32;")
         head.append("  zero = p0 >> 31u;")  # no arena has so many words

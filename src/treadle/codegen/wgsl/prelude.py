@@ -257,6 +257,7 @@ def _functions() -> dict[str, str]:
 
 
 FUNCTIONS = _functions()
+ROUNDED = "fn round_float16(x: f32) -> f32 {"
 _CALLED = re.compile(r"\b(\w+)\(")
 
 

@@ -279,7 +279,7 @@ class Matrices(Contraction):
         self.edge, warps = self.tile.matrices, self.geometry.threads // self.tile.shares
         self.down, self.across = (n // self.edge for n in (self.tile.down, self.tile.across))
         if self.plain is None:
-            self.stage = self.share("stage", "f32", warps * self.tile.staged * self.edge**2)
+            self.stage = self.share("stage", "f32", warps * self.tile.stage_step * self.edge)
         self.matrix = f"coop_mat{self.edge}x{self.edge}"
         for i in range(self.down):
             for j in range(self.across):
@@ -338,18 +338,19 @@ class Matrices(Contraction):
         if self.plain is not None:
             self._stored(*self.plain)
             return
-        wide = staged * edge
-        stage = f"index / {shares} * {edge * wide}"
+        wide, step = staged * edge, tile.stage_step
+        stage = f"index / {shares} * {edge * step}"
         for i in range(self.down):
             for j in range(0, self.across, staged):
                 for u in range(staged):
                     place = f"&{self.stage}[{stage} + {u * edge}]"
-                    self.add(f"coopStoreT(sum_{i}_{j + u}, {place}, {wide}u);")
+                    self.add(f"coopStoreT(sum_{i}_{j + u}, {place}, {step}u);")
                 self.add("workgroupBarrier();")
                 with self.block(f"for (var e = share; e < {edge * wide}; e += {shares})"):
                     row = f"ty * {tile.down} + {i * edge} + e / {wide}"
                     column = f"tx * {tile.across} + {j * edge} + e % {wide}"
-                    self._after(row, column, f"{self.stage}[{stage} + e]")
+                    at = f"{stage} + e / {wide} * {step} + e % {wide}"
+                    self._after(row, column, f"{self.stage}[{at}]")
                 self.add("workgroupBarrier();")
 
     def _stored(self, store: Store, stride: int) -> None:
