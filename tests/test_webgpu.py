@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from treadle.kernel.target_webgpu import BASE, FULL, WebGpuLimits, asked_of, tar
 from treadle.runtime.cpu.targets import named_target
 from treadle.runtime.webgpu import device as devices
 from treadle.step.programs import UNWATCHED
-from webgpu_backend import needs_adapter, rendered, scheduled
+from webgpu_backend import needs_adapter, on_adapter, rendered, scheduled
 from webgpu_bundle import Page
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
@@ -152,6 +153,41 @@ def test_operands_of_matrices_are_copied_in_packs_where_they_lie_so() -> None:
     assert text(64).count("array<vec4<f16>") == 2
     assert text(64).endswith("vec4<f16> vec4<f16> f16")
     assert text(66).endswith("f16 f16 f16")  # rows do not start at whole packs
+
+
+def test_long_computations_are_made_once_and_where_they_are_wanted() -> None:
+    def body(function: Callable[..., list]) -> str:
+        (shader,) = rendered(td.trace(function, TensorType((4096,)), TensorType((4096,))))
+        return shader.text.partition("@compute")[2]
+
+    twice = body(lambda x, y: [td.sigmoid(x) * y, td.sigmoid(x) + y])
+    assert twice.count("f_exp(") == twice.count("f_div(") == 1
+    hidden = body(lambda x, y: [td.where(x > 0, td.exp(y), 2.0)])
+    assert re.search(r"if \(.*\) \{\n.*f_exp\(", hidden)
+
+
+@needs_adapter
+def test_float16_is_rounded_alike_by_the_device_and_by_the_shader() -> None:
+    here = devices.device()
+    if not here.limits.has_f16:
+        pytest.skip("the adapter has no float16")
+    given = devices.rounding_cases()
+    graph = td.trace(lambda x: [x.astype(td.float16)], TensorType(given.shape))
+    limits = replace(BASE, has_f16=True)
+    assert "override rounds_as_device" in rendered(graph, limits)[0].text
+    with np.errstate(over="ignore"):
+        expected = given.astype(np.float16)
+    before, pipelines = here.rounds_halves, dict(here._pipelines)
+    try:
+        for rounds in {before, False}:
+            here._pipelines.clear()
+            here.__dict__["rounds_halves"] = rounds
+            (found,) = on_adapter(graph, limits=limits).run(dict.fromkeys(graph.leaves, given))
+            np.testing.assert_array_equal(found.view(np.uint16), expected.view(np.uint16))
+    finally:
+        here.__dict__["rounds_halves"] = before
+        here._pipelines.clear()
+        here._pipelines.update(pipelines)
 
 
 def test_groups_of_a_workgroup_are_as_many_as_its_memory_holds() -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.codegen.c_like.expressions import Expressions
 from treadle.codegen.wgsl import scalars
+from treadle.kernel.access import changed_in
 from treadle.kernel.index import Data, Index, Var
 from treadle.kernel.nodes import Apply, Kernel, Literal, Load, Value
 from treadle.kernel.traverse import subvalues
 
-LONG = frozenset(["exp", "log", "tanh", "pow", "erf", "sin", "cos"])  # of many operations
+# Of many operations.
+LONG = frozenset(["exp", "log", "tanh", "pow", "erf", "sin", "cos", "div", "sqrt", "rsqrt"])
 
 
 class Values(Expressions):
@@ -29,6 +33,7 @@ class Values(Expressions):
         self.inside: dict[str, str] = {}  # names of scratch
         self.starts: dict[str, str] = {}  # where a group's part of it starts
         self.dtypes: dict[str, DType] = {}  # of locals
+        self.known: dict[str, str] = {}  # names of what was computed, by its text
         self.guard = ""  # what must hold for loads to be where they say; "" for nothing
 
     def named(self, var: Var) -> str:
@@ -104,8 +109,38 @@ class Values(Expressions):
         match value:
             case Apply("where", (guard, chosen, Literal() as other)) if _is_long(chosen):
                 return self._where(guard, chosen, other, exceeds)
+            case Apply(op) if op in LONG:
+                return self._named(super().value(value, exceeds), value.dtype)
             case _:
                 return super().value(value, exceeds)
+
+    def _named(self, text: str, dtype: DType) -> str:
+        """What takes long as a local; the one that there is, where equal numbers were computed.
+
+        Numbers that may have changed since have no name that lasts: locals that are set, and
+        what lies in memory that the kernel writes.
+        """
+        if self._changes.search(text):
+            return text
+        if text not in self.known:
+            self.known[text] = self.new("long")
+            self.add(f"var {self.known[text]}: {scalars.register(dtype)} = {text};")
+        return self.known[text]
+
+    @functools.cached_property
+    def _changes(self) -> re.Pattern[str]:
+        """What stands in the text of numbers that may change."""
+        made = [f"memory{self.outside[b.name]}" for b in self.kernel.outputs]
+        names = [f"v_{_safe(local)}_\\d+" for local in sorted(changed_in(self.kernel.body))]
+        words = [*made, *names, r"part_\d+", r"total", r"sums", r"shared_\d+", r"own_\d+"]
+        return re.compile(rf"\b(?:{'|'.join(words)})\b")
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        before = dict(self.known)
+        with super().block(head):
+            yield
+        self.known = before
 
     def _where(self, guard: Value, chosen: Value, other: Value, exceeds: bool) -> str:
         """A long computation is made only where it is wanted: threads beside it want the same."""
