@@ -2,22 +2,23 @@
 
     python bench/webgpu.py all --out webgpu.json
     python bench/webgpu.py steps mlp cnn smollm2 --precision float32 --peers eager compile
-    python bench/webgpu.py steps smollm2 --precision float16 --peers compile
+    python bench/webgpu.py steps smollm2 --precision float16 --matrices --peers compile --profile
     python bench/webgpu.py products --precision float16 --matrices
     python bench/webgpu.py attention --sizes 256 64 8 --sizes 1024 64 2
 
 `all` is everything that is said of an NVIDIA GPU, each part in a process of its own with a limit of
 time. What a part measured is added to the file when it is done; a part that fails is told with its
-last lines, noted, and left out. `--only` names parts, and `--small` replaces models and sizes by
-small ones without PyTorch, to try the script on an adapter that is a processor.
+last lines, noted, and left out. `--only` names parts, `--limit` gives all of them a time, as in
+`--limit 60 --limits smollm2_float16=120`, and `--small` replaces models and sizes by small ones
+without PyTorch, to try the script on an adapter that is a processor.
 
 `steps` trains workloads of bench/models.py. PyTorch's float32 is its own (`highest`), or with
 `--tf32` rounded to TF32 inside products; beside float16 PyTorch computes in bfloat16 by autocast.
 `products` multiplies square and training matrices on both of Treadle's backends in turns, results
 read back once at the end, and prints TFLOP/s; with `--matrices` WebGPU once more with cooperative
-matrices. Methods are those of bench/gpu.py. `attention` has a causal one and its gradients with
-stored scores and without, in turns: seconds, and of the processor, which is what counts where it is
-the adapter. Sizes are positions, elements of a head, and heads.
+matrices, and steps with them alone. Methods are those of bench/gpu.py. `attention` has a causal
+one and its gradients with stored scores and without, in turns: seconds, and of the processor, which
+is what counts where it is the adapter. Sizes are positions, elements of a head, and heads.
 """
 
 from __future__ import annotations
@@ -45,15 +46,18 @@ from treadle import nn, optim
 
 # What `all` runs: a name, and arguments.
 PARTS: dict[str, list[str]] = {
+    "products_float16": ["products", "--precision", "float16", "--matrices"],
+    "smollm2_float16": [
+        "steps", "smollm2", "--precision", "float16", "--matrices", "--peers", "compile",
+        "--profile",
+    ],
     "mlp": ["steps", "mlp", "--peers", "eager"],
     "cnn": ["steps", "cnn", "--peers", "eager"],
-    "products_float32": ["products", "--precision", "float32"],
-    "products_float16": ["products", "--precision", "float16", "--matrices"],
     "attention": ["attention"],
+    "products_float32": ["products", "--precision", "float32"],
     "smollm2_float32": ["steps", "smollm2", "--peers", "compile"],
     "smollm2_float32_tf32": ["steps", "smollm2", "--peers", "compile", "--tf32"],
-    "smollm2_float16": ["steps", "smollm2", "--precision", "float16", "--peers", "compile"],
-}
+}  # fmt: skip
 _SIZES = ["--sizes", "96", "64", "80", "--rounds", "2"]
 SMALL: dict[str, list[str]] = {
     "mlp": ["steps", "mlp", "--peers", "--turn", "0.1"],
@@ -70,11 +74,18 @@ ATTENTION = [(256, 64, 8), (1024, 64, 2), (4096, 64, 9)]  # positions, elements,
 PRODUCTS = [(1024, 1024, 1024), (4096, 4096, 4096), (8192, 576, 1536), (8192, 576, 49152)]
 
 
-def contender(work: Workload, values: dict[str, np.ndarray], precision: str) -> gpu.Contender:
+def matrices(wanted: bool) -> td.CompileOptions:
+    return td.CompileOptions(target="native+cooperative-matrix" if wanted else "native")
+
+
+def contender(
+    work: Workload, values: dict[str, np.ndarray], given: argparse.Namespace
+) -> tuple[gpu.Contender, td.TrainStep]:
     start = time.perf_counter()
     step = td.compile_step(
         work.make(), loss, optim.adamw(RATE, BETAS, EPSILON, DECAY), work.specs(),
-        clip_norm=work.clip, device="webgpu", precision=precision,
+        clip_norm=work.clip, device="webgpu", precision=given.precision,
+        options=matrices(given.matrices),
     )  # fmt: skip
     step.load_params(values)
     batch, last = work.batch(), [None]
@@ -88,7 +99,7 @@ def contender(work: Workload, values: dict[str, np.ndarray], precision: str) -> 
     made.first = time.perf_counter() - start
     made.notes["memory GiB"] = step.report.peak_bytes / 2**30
     made.notes["launches"] = sum(k.calls for k in step.kernels)
-    return made
+    return made, step
 
 
 def compare(name: str, given: argparse.Namespace) -> dict[str, Any]:
@@ -96,9 +107,13 @@ def compare(name: str, given: argparse.Namespace) -> dict[str, Any]:
     work, precision = WORKLOADS[name], given.precision
     values = gpu.first_values(work)
     gpu.WIDE = tuple(WORKLOADS) if precision == "float32" else ()
-    found = [contender(work, values, precision)]
-    print(f"{name}: webgpu is compiled, {found[0].first:.1f} s", flush=True)
-    found += [gpu.torch_contender(mode, name, work, values) for mode in given.peers]
+    own, step = contender(work, values, given)
+    own.turn(0.3)
+    alone = f"{own.turn(given.turn) * 1e3:.3f} ms before others are there"
+    print(f"{name}: webgpu is compiled, {own.first:.1f} s, {alone}", flush=True)
+    if given.profile:
+        print(str(step.profile(work.batch()))[:9000], flush=True)
+    found = [own, *(gpu.torch_contender(mode, name, work, values) for mode in given.peers)]
     gpu.agree(found)
     for c in found:
         c.turn(0.3)
@@ -114,16 +129,7 @@ def compare(name: str, given: argparse.Namespace) -> dict[str, Any]:
         rest = ", ".join(f"{k} {v:.4g}" for k, v in c.notes.items())
         ratio = f"webgpu/this {row['ratio']:.2f}"
         print(f"  {c.name:<16}{row['ms']:9.3f} ms  {ratio}  first {c.first:.1f} s, {rest}")
-    if given.profile:
-        profile(work, precision)
     return {"title": work.title, "precision": precision, "rows": rows}
-
-
-def profile(work: Workload, precision: str) -> None:
-    step = td.compile_step(
-        work.make(), loss, optim.adamw(RATE), work.specs(), device="webgpu", precision=precision
-    )
-    print(str(step.profile(work.batch()))[:6000], flush=True)
 
 
 class Products(nn.Module):
@@ -142,13 +148,12 @@ class Products(nn.Module):
 def product(device: str, sizes: tuple[int, int, int], precision: str) -> Callable[[], Any]:
     """Several products in one program; "webgpu-matrices" with cooperative ones."""
     dtype, name = getattr(td, precision), device.removesuffix("-matrices")
-    target = "native+cooperative-matrix" if device != name else "native"
     forward = td.compile_forward(
         Products(*sizes, COUNT),
         lambda model, batch: model(batch["scale"], dtype),
         {"scale": td.Spec(())},
         device=name,
-        options=td.CompileOptions(target=target),
+        options=matrices(device != name),
     )
     batch = {"scale": np.float32(1)}
     return lambda: forward(batch)
@@ -239,15 +244,16 @@ def measure_all(given: argparse.Namespace) -> int:
     unknown = set(given.only or ()) - set(parts)
     if unknown:
         raise SystemExit(f"no part is called {', '.join(sorted(unknown))}: use {', '.join(parts)}")
-    failed = 0
+    failed, limits = 0, {n: float(s) for n, s in (x.split("=") for x in given.limits)}
     for name, arguments in parts.items():
         if given.only and name not in given.only:
             continue
         print(f"\n{name}: {' '.join(arguments)}", flush=True)
-        record = measured(arguments, given.limit)
+        record = measured(arguments, limits.get(name, given.limit))
         failed += "error" in record
         if "error" in record:
-            print(f"{name} failed: {record['error']}", flush=True)
+            lines = "\n".join(record["last_lines"])
+            print(f"{name} failed: {record['error']}\n{lines}", flush=True)
         noted({"part": name, "arguments": arguments, **record}, given.out)
     print(f"\n{failed} parts failed; results are in {given.out}", flush=True)
     return failed
@@ -268,7 +274,7 @@ def measured(arguments: list[str], limit: float) -> dict[str, Any]:
         seconds = {"seconds": time.perf_counter() - start}
         if code == 0 and record.exists():
             return json.loads(record.read_text()) | seconds
-        last = lines.read_text().strip().splitlines()[-12:]
+        last = lines.read_text().strip().splitlines()[-60:]
         return {"error": cause, "last_lines": last} | seconds
 
 
@@ -299,6 +305,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("webgpu.json"), help="of `all`")
     parser.add_argument("--only", nargs="*", help="parts of `all`")
     parser.add_argument("--limit", type=float, default=1200, help="seconds of a part of `all`")
+    parser.add_argument("--limits", nargs="*", default=[], help="of parts: name=seconds")
     parser.add_argument("--small", action="store_true", help="`all` with small models and sizes")
     return parser.parse_args()
 

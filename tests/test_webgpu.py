@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from treadle.kernel.target_webgpu import BASE, FULL, WebGpuLimits, asked_of, tar
 from treadle.runtime.cpu.targets import named_target
 from treadle.runtime.webgpu import device as devices
 from treadle.step.programs import UNWATCHED
-from webgpu_backend import needs_adapter, rendered, scheduled
+from webgpu_backend import needs_adapter, on_adapter, rendered, scheduled
 from webgpu_bundle import Page
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
@@ -125,6 +126,70 @@ def test_products_of_float16_are_matrices_where_a_target_has_them() -> None:
     assert "coop_mat" not in rendered(td.trace(products, SQUARE, SQUARE), FULL)[0].text
 
 
+@pytest.mark.parametrize("sizes", [(512, 384, 1000), (8192, 64, 1024), (96, 70, 33), (64, 64, 16)])
+def test_matrices_are_multiplied_under_no_condition(sizes: tuple[int, int, int]) -> None:
+    """As wgpu's compiler wants it, which takes no variable for the same in all threads."""
+    m, n, k = sizes
+    types = TensorType((m, k), dtypes.float16), TensorType((n, k), dtypes.float16)
+    graph = td.trace(lambda x, y: [td.relu(x @ y.T), x.T @ x], *types)
+    texts = [s.text for s in rendered(graph, FULL) if "coop_mat" in s.text]
+    assert texts
+    for text in texts:
+        around = list[str]()  # what opened each block that a line is in
+        for line in text.splitlines():
+            if "coop" in line:
+                assert all(re.match(r"\s*(for|fn|@builtin|\{|$)", head) for head in around), line
+            around += [line] * line.count("{")
+            del around[len(around) - line.count("}") :]
+
+
+def test_operands_of_matrices_are_copied_in_packs_where_they_lie_so() -> None:
+    def text(k: int) -> str:
+        types = TensorType((256, k), dtypes.float16), TensorType((128, k), dtypes.float16)
+        (shader,) = rendered(td.trace(lambda x, y: [x @ y.T], *types), FULL)
+        assert len(shader.elements) == 3
+        return shader.text + " ".join(shader.elements)
+
+    assert text(64).count("array<vec4<f16>") == 2
+    assert text(64).endswith("vec4<f16> vec4<f16> f16")
+    assert text(66).endswith("f16 f16 f16")  # rows do not start at whole packs
+
+
+def test_long_computations_are_made_once_and_where_they_are_wanted() -> None:
+    def body(function: Callable[..., list]) -> str:
+        (shader,) = rendered(td.trace(function, TensorType((4096,)), TensorType((4096,))))
+        return shader.text.partition("@compute")[2]
+
+    twice = body(lambda x, y: [td.sigmoid(x) * y, td.sigmoid(x) + y])
+    assert twice.count("f_exp(") == twice.count("f_div(") == 1
+    hidden = body(lambda x, y: [td.where(x > 0, td.exp(y), 2.0)])
+    assert re.search(r"if \(.*\) \{\n.*f_exp\(", hidden)
+
+
+@needs_adapter
+def test_float16_is_rounded_alike_by_the_device_and_by_the_shader() -> None:
+    here = devices.device()
+    if not here.limits.has_f16:
+        pytest.skip("the adapter has no float16")
+    given = devices.rounding_cases()
+    graph = td.trace(lambda x: [x.astype(td.float16)], TensorType(given.shape))
+    limits = replace(BASE, has_f16=True)
+    assert "override rounds_as_device" in rendered(graph, limits)[0].text
+    with np.errstate(over="ignore"):
+        expected = given.astype(np.float16)
+    before, pipelines = here.rounds_halves, dict(here._pipelines)
+    try:
+        for rounds in {before, False}:
+            here._pipelines.clear()
+            here.__dict__["rounds_halves"] = rounds
+            (found,) = on_adapter(graph, limits=limits).run(dict.fromkeys(graph.leaves, given))
+            np.testing.assert_array_equal(found.view(np.uint16), expected.view(np.uint16))
+    finally:
+        here.__dict__["rounds_halves"] = before
+        here._pipelines.clear()
+        here._pipelines.update(pipelines)
+
+
 def test_groups_of_a_workgroup_are_as_many_as_its_memory_holds() -> None:
     """A program of `treadle fuzz` whose groups of eight threads have nine rows of scratch each."""
     graph = prepared(generate(17, 35)).graph
@@ -150,7 +215,7 @@ def test_matrices_are_asked_for_by_the_target() -> None:
     asked = td.CompileOptions(target="native+cooperative-matrix").target
     assert asked_of(FULL, asked).has_matrices
     assert not asked_of(FULL, "native").has_matrices
-    with pytest.raises(DeviceError, match="has no cooperative-matrix"):
+    with pytest.raises(DeviceError, match="there is no cooperative-matrix"):
         asked_of(BASE, asked)
     with pytest.raises(ArgumentError, match="is no target"):
         td.CompileOptions(target="native+nonsense")
@@ -225,7 +290,7 @@ def test_shaders_are_stored_and_found_again() -> None:
 def test_what_wgpu_refuses_is_an_error_that_says_so() -> None:
     here = devices.device()
     with pytest.raises(DeviceError, match="wgpu says"):
-        here.pipeline("fn main() { nonsense }", 0)
+        here.pipelines({"fn main() { nonsense }": 0})
     with pytest.raises(OutOfMemoryError, match="needs .* bytes in one buffer"):
         here.buffer(here.limits.binding_bytes + 1)
 

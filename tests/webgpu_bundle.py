@@ -47,7 +47,7 @@ class Page:
         for launch in found["launches"]:
             arenas = [self.buffers[a] for a in launch["arenas"]]
             text = self.bundle["shaders"][launch["shader"]]
-            part.set_pipeline(here.pipeline(text, len(arenas)))
+            part.set_pipeline(here.pipelines({text: len(arenas)})[text])
             part.set_bind_group(0, here.arena_group(arenas))
             part.set_bind_group(1, self._arguments(launch["arguments"]), [0])
             part.dispatch_workgroups(*launch["workgroups"])

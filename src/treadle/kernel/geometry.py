@@ -62,6 +62,7 @@ class Tiled:
     # Edge of the matrices that a warp multiplies at once, of float16 summed in float32; 0: threads
     # multiply numbers. With it, `down`, `across` and `shares` are a warp's.
     matrices: int = 0
+    staged: int = 0  # matrices beside each other of which threads read the elements at a time
     is_ahead: bool = False  # a part of the depth is loaded while the one before is multiplied
     by_fours: bool = False  # threads read panels in packs of four, four steps of the depth at once
 
@@ -74,6 +75,11 @@ class Tiled:
         groups = self.batch, self.rows, self.columns, self.depth
         b, m, n, k = (math.prod(v.extent for v in g) for g in groups)
         return b, m, n, k
+
+    @property
+    def stage_step(self) -> int:
+        """Elements from one row of staged matrices to the next: rows start in other banks."""
+        return self.staged * self.matrices + 4
 
     @property
     def right_start(self) -> int:

@@ -100,6 +100,9 @@ def shared_bytes(kernel: Kernel) -> int:
     geometry = geometry_of(kernel)
     match geometry.template:
         case Tiled() as tiled:
+            if tiled.matrices:  # panels of float16, and what each warp stages in float32
+                warps = geometry.threads // geometry.warp
+                return 2 * tiled.elements + 4 * warps * tiled.stage_step * tiled.matrices
             return tiled.elements * tiled_dtype(kernel).itemsize
         case Scattered() as scattered:
             return scatter_bytes(kernel, scattered, geometry.threads // geometry.warp)

@@ -18,6 +18,9 @@ from treadle.kernel.plan import Plan, PlannedPhase, PlannedStep
 
 MOST_WORKGROUPS = 65535  # along one dimension: what every device takes
 Place = tuple[int, int]  # an arena, and bytes from its start
+WORDS, FLOATS, HALVES, PACKS = "u32", "f32", "f16", "vec4<f16>"  # what a binding is an array of
+AS_DEVICE = "rounds_as_device"  # a constant of pipelines: whether its float16 are rounded rightly
+ELEMENT_BYTES = {WORDS: 4, FLOATS: 4, HALVES: 2, PACKS: 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +31,10 @@ class Shader:
     blocks: int  # workgroups of one call
     buffers: int
     calls: int  # of one launch, at most
-    halves: tuple[bool, ...] = ()  # buffers whose elements take two bytes; () for none
+    elements: tuple[str, ...] = ()  # how the shader sees each buffer; () for words alone
 
-    def is_half(self, buffer: int) -> bool:
-        return bool(self.halves) and self.halves[buffer]
+    def element(self, buffer: int) -> str:
+        return self.elements[buffer] if self.elements else WORDS
 
     @property
     def words(self) -> int:
@@ -50,10 +53,9 @@ _MEMORY = re.compile(r"\bmemory(\d+)\b")
 def module(shader: Shader, bindings: Sequence[int]) -> str:
     """A kernel's text as a module; `bindings` says for each buffer which one it lies in."""
     own = _MEMORY.sub(lambda found: f"arena{bindings[int(found[1])]}", shader.text)
-    halves = {b for i, b in enumerate(bindings) if shader.is_half(i)}
+    types = {b: shader.element(i) for i, b in enumerate(bindings)}
     bound = [
-        f"@group(0) @binding({i}) var<storage, read_write> "
-        f"arena{i}: array<{'f16' if i in halves else 'u32'}>;"
+        f"@group(0) @binding({i}) var<storage, read_write> arena{i}: array<{types[i]}>;"
         for i in range(max(bindings, default=-1) + 1)
     ]
     enabled = [line for line in own.splitlines() if line.startswith("enable ")]
@@ -126,7 +128,7 @@ def _phase(
         shader = shaders[entry]
         if not shader.blocks:
             continue
-        typed = [(a, shader.is_half(i)) for i, a in enumerate(arenas)]  # each has one type
+        typed = [(a, shader.element(i)) for i, a in enumerate(arenas)]  # each has one type
         bound = list(dict.fromkeys(typed))
         bindings = tuple(map(bound.index, typed))
         for first in range(0, len(calls), shader.calls):
@@ -134,7 +136,7 @@ def _phase(
             words = np.zeros((len(some), shader.words), np.uint32)
             for i, starts in enumerate(some):
                 words[i, : len(starts)] = [
-                    at // (2 if shader.is_half(b) else 4) for b, at in enumerate(starts)
+                    at // ELEMENT_BYTES[shader.element(b)] for b, at in enumerate(starts)
                 ]
             yield Dispatch(
                 entry,

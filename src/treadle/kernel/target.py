@@ -108,6 +108,9 @@ class Materialization:
     decoded_part: float = 0.6
     # Bytes of activations that may wait for the backward pass; fewer stay in a cache until then.
     waiting_bytes: int = 16 << 20
+    # Whether masks of positions are computed wherever they are read: one word of memory for each
+    # element, as WebGPU has them, takes longer than to compare two numbers.
+    masks_in_place: bool = False
     # What the backward pass computes anew rather than that it waits from the forward pass:
     # operations an element, which take less than reading it; how many times its bytes are read for
     # that, of tensors that mostly are read anyway; and bytes of a tensor that is worth a thought.

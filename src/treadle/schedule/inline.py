@@ -337,3 +337,24 @@ def _starts(
 
 def attributes_of(node: Node) -> Any:
     return node.attributes
+
+
+MOST_OF_POSITIONS = 4  # operations on a place, after which what they make is read from memory
+
+
+def of_positions(graph: Graph) -> set[int]:
+    """Nodes of few operations on where an element is: masks, which take no memory to be known."""
+    depths: dict[int, int] = {}
+    for position, node in enumerate(graph.nodes):
+        is_start = node.op is leaves.IOTA or is_number(node)
+        is_whole = node.op in INLINE and not node.types[0].dtype.is_float
+        known = [depths.get(v.node, MOST_OF_POSITIONS) for v in node.operands]
+        if is_start or (is_whole and known and max(known) < MOST_OF_POSITIONS):
+            depths[position] = max(known, default=0) + (node.op in ELEMENTWISE)
+    return set(depths)
+
+
+def is_number(node: Node) -> bool:
+    """Whether a node is a constant that is one number."""
+    value = node.attributes.value if isinstance(node.attributes, leaves.Constant) else None
+    return value is not None and not isinstance(value, ArrayLiteral)

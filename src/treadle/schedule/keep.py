@@ -21,7 +21,7 @@ from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Leaf
 from treadle.kernel.contraction import CONVOLUTIONS, contraction_of
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.target import CPU, Materialization, Target
-from treadle.schedule.inline import ELEMENTWISE, INLINE, is_apart, is_single
+from treadle.schedule.inline import ELEMENTWISE, INLINE, is_apart, is_single, of_positions
 
 # What computes ops that are not computed where they are read, given a `Lowering`.
 Root = Callable[[Any, int, Node], list[Kernel]]
@@ -53,6 +53,7 @@ def materialized_values(
     copied = decoded if target.copies_operands else ()
     wanted = {o.value for o in graph.outputs} | _read_often(graph, target, copied) | set(also)
     unshared = _cheap_scalars(graph) | set(cheap)
+    unshared |= of_positions(graph) if target.materialization.masks_in_place else set()
     unshared.update(*decoded.values())
     stored = _materialized(graph, fuse, wanted, target, unshared)
     sizes = target.materialization

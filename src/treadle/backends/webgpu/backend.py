@@ -114,13 +114,13 @@ class WebGpuToolchain:
         return WebGpuProgram(graph, built.plan, built.constants, code, self.chosen, halves)
 
     def pack(self, code: Shaders, program: WebGpuProgram) -> dict[str, bytes]:
-        rows = [[s.text, s.blocks, s.buffers, s.calls, s.halves] for s in code]
+        rows = [[s.text, s.blocks, s.buffers, s.calls, s.elements] for s in code]
         return {"shaders": json.dumps(rows).encode()}
 
     def unpack(self, parts: Mapping[str, bytes], plan: Plan) -> Shaders | None:
         found = tuple(
-            Shader(str(text), int(blocks), int(buffers), int(calls), tuple(map(bool, halves)))
-            for text, blocks, buffers, calls, halves in json.loads(parts["shaders"])
+            Shader(str(text), int(blocks), int(buffers), int(calls), tuple(map(str, elements)))
+            for text, blocks, buffers, calls, elements in json.loads(parts["shaders"])
         )
         return found if len(found) == len(plan.entries) else None
 

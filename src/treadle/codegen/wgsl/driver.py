@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from treadle.base import dtypes
 from treadle.codegen.wgsl import scalars
-from treadle.codegen.wgsl.prelude import called
+from treadle.codegen.wgsl.prelude import ROUNDED, called
 from treadle.codegen.wgsl.render import Writer
 from treadle.codegen.wgsl.scatter import Scatter
 from treadle.codegen.wgsl.tiles import Contraction, Matrices
@@ -18,7 +18,16 @@ from treadle.kernel.geometry import Scattered, Tiled
 from treadle.kernel.mapped import blocks_of, geometry_of
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Program
-from treadle.kernel.shaders import MOST_WORKGROUPS, Shader, module
+from treadle.kernel.shaders import (
+    AS_DEVICE,
+    FLOATS,
+    HALVES,
+    MOST_WORKGROUPS,
+    PACKS,
+    WORDS,
+    Shader,
+    module,
+)
 
 
 def render_program(program: Program, halves: bool = False) -> tuple[Shader, ...]:
@@ -27,17 +36,18 @@ def render_program(program: Program, halves: bool = False) -> tuple[Shader, ...]
 
 
 def shader(kernel: Kernel, halves: bool = False) -> Shader:
-    narrow = tuple(halves and b.dtype is dtypes.float16 for b in kernel.buffers)
-    text = _text(
-        kernel, frozenset(b.name for b, n in zip(kernel.buffers, narrow, strict=True) if n)
-    )
+    narrow = frozenset(b.name for b in kernel.buffers if halves and b.dtype is dtypes.float16)
+    lines = _written(kernel, narrow)
+    seen = {n: PACKS if n in lines.packed else HALVES for n in narrow}
+    seen |= dict.fromkeys(lines.floats, FLOATS)
+    elements = tuple(seen.get(b.name, WORDS) for b in kernel.buffers) if seen else ()
     calls = geometry_of(kernel).calls
-    return Shader(
-        text, blocks_of(kernel), len(kernel.buffers), calls, narrow if any(narrow) else ()
-    )
+    return Shader(_text(kernel, lines), blocks_of(kernel), len(kernel.buffers), calls, elements)
 
 
 def _written(kernel: Kernel, halves: frozenset[str]) -> Values:
+    for b in (*kernel.buffers, *kernel.scratch):
+        scalars.register(b.dtype)  # an error names what WGSL has not
     lines: Writer | Scatter
     match geometry_of(kernel).template:
         case Tiled() as tiled:
@@ -50,11 +60,9 @@ def _written(kernel: Kernel, halves: frozenset[str]) -> Values:
     return lines
 
 
-def _text(kernel: Kernel, halves: frozenset[str]) -> str:
-    for b in (*kernel.buffers, *kernel.scratch):
-        scalars.register(b.dtype)  # an error names what WGSL has not
+def _text(kernel: Kernel, lines: Values) -> str:
     geometry, blocks = geometry_of(kernel), blocks_of(kernel)
-    vectors, lines = max(1, -(-len(kernel.buffers) // 4)), _written(kernel, halves)
+    vectors = max(1, -(-len(kernel.buffers) // 4))
     body = "\n".join(lines.lines)
     head = [
         f"@compute @workgroup_size({geometry.threads})",
@@ -75,10 +83,14 @@ def _text(kernel: Kernel, halves: frozenset[str]) -> str:
         for i in range(len(kernel.buffers))
     ]
     room = f"array<vec4<u32>, {vectors * geometry.calls}>"
-    enabled = ["enable f16;"] if halves or "coop_mat" in body else []
+    enabled = ["enable f16;"] if lines.halves or "coop_mat" in body else []
     enabled += ["enable wgpu_cooperative_matrix;"] if "coop_mat" in body else []
     declared = [*enabled, f"@group(1) @binding(0) var<uniform> arguments: {room};", *lines.shared]
     functions = called(body)
+    if lines.halves and ROUNDED in functions:  # as the device does it, where it does so rightly
+        quick = f"{ROUNDED}\n  if ({AS_DEVICE}) {{ return f32(f16(x)); }}"
+        functions = functions.replace(ROUNDED, quick)
+        declared.append(f"override {AS_DEVICE}: bool = false;")
     if "kept(" in body + functions:
         declared.append("var<private> zero: u32;")
         head.append("  zero = p0 >> 31u;")  # no arena has so many words

@@ -52,11 +52,18 @@ fn f_div(x: f32, y: f32) -> f32 {{
   if (y == 0.0f) {{
     let endless = number(0x7f800000u | ((bitcast<u32>(x) ^ bitcast<u32>(y)) & 0x80000000u));
     return select(endless, number(0x7fc00000u), x == 0.0f || is_nan(x)); }}
-  let q = x / y; let back = two_mul(q, y); let better = q + ((x - back.x) - back.y) / y;
-  return select(q, better, is_finite(better)); }}
+  let down = to_middle(x); let up = to_middle(y); let a = x * down; let b = y * up;
+  let q = kept(a / b); let back = two_mul(q, b); let better = q + ((a - back.x) - back.y) / b;
+  return select(q, better, is_finite(better)) * (up * number(0x7f000000u - bitcast<u32>(down))); }}
 fn f_sqrt(x: f32) -> f32 {{
-  let s = sqrt(x); let back = two_mul(s, s); let better = s + ((x - back.x) - back.y) * (0.5f / s);
-  return select(s, better, is_finite(better)); }}
+  let is_small = x < 5.421010862427522e-20f;
+  let a = x * select(1.0f, 1.8446744073709552e19f, is_small);
+  let s = kept(sqrt(a)); let back = two_mul(s, s);
+  let better = s + ((a - back.x) - back.y) * (0.5f / s);
+  return select(s, better, is_finite(better)) * select(1.0f, 2.3283064365386963e-10f, is_small); }}
+fn to_middle(x: f32) -> f32 {{ // a power of two: what is left of a quotient must not be denormal
+  let m = abs(x); let up = select(1.0f, 1.8446744073709552e19f, m < 5.421010862427522e-20f);
+  return select(up, 5.421010862427522e-20f, m > 1.8446744073709552e19f); }}
 fn f_rsqrt(x: f32) -> f32 {{ return f_div(1.0f, f_sqrt(x)); }}
 fn power_of_two(n: i32) -> f32 {{ return bitcast<f32>((n + 127) << 23u); }}
 fn expm1_part(n: f32, x: f32) -> f32 {{
@@ -146,7 +153,7 @@ fn log2_pair(x: f32) -> vec2<f32> {
   let b = bitcast<i32>(select(x, x * 8388608.0f, tiny));
   let n = (b - 0x3f3504f3) >> 23u; let m = bitcast<f32>(b - (n << 23u));
   let e = f32(n + select(0, -23, tiny));
-  let top = m - 1.0f; let under = two_sum(m, 1.0f); let s = top / under.x;
+  let top = m - 1.0f; let under = two_sum(m, 1.0f); let s = kept(top / under.x);
   let back = two_mul(s, under.x);
   let low = (((top - back.x) - back.y) - s * under.y) / under.x;
   let square = s * s;
@@ -250,6 +257,7 @@ def _functions() -> dict[str, str]:
 
 
 FUNCTIONS = _functions()
+ROUNDED = "fn round_float16(x: f32) -> f32 {"
 _CALLED = re.compile(r"\b(\w+)\(")
 
 

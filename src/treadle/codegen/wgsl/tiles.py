@@ -8,14 +8,29 @@ fours, so that its neighbours read and store beside it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 
+from treadle.base import dtypes
 from treadle.codegen.c_like import statements
 from treadle.codegen.c_like.tiles import limits_of, product_of, tiles_of
 from treadle.codegen.wgsl.render import Writer
 from treadle.kernel.geometry import Panel, Tiled
-from treadle.kernel.index import Var
-from treadle.kernel.nodes import Kernel, Value
+from treadle.kernel.index import Index, Var, uses
+from treadle.kernel.nodes import Convert, Kernel, Load, Local, Store, Value
+
+
+def _stride(index: Index, var: Var) -> int | None:
+    """How far a step of a variable is; None where that is not the same everywhere."""
+    found = [f for atom, f in index.terms if uses(atom, var)]
+    return found[0] if len(found) == 1 and (var, found[0]) in index.terms else None
+
+
+def load_of(value: Value) -> Load:
+    """The load that a factor is, before it is converted."""
+    inner = value.value if isinstance(value, Convert) else value
+    assert isinstance(inner, Load)
+    return inner
 
 
 class Contraction(Writer):
@@ -33,18 +48,23 @@ class Contraction(Writer):
         self.columns = [(j, size) for j in range(0, tiled.across, size)]  # a thread's, by vectors
 
     def written(self) -> list[str]:
-        tile, product, k = self.tile, self.product, self.tile.sizes[-1]
+        tile = self.tile
         self._begin()
-        type_, size = ("vec4<f32>", 4) if tile.by_fours else (self.panel_type, 1)
         lefts, rights = (
-            self.share(name, type_, panel.size(tile.tile_depth) // size)
+            self._panel(name, panel)
             for name, panel in (("lefts", tile.left), ("rights", tile.right))
         )
         self._clear()
+        self._walk(lefts, rights)
+        self._finish()
+        return self.lines
+
+    def _walk(self, lefts: str, rights: str) -> None:
+        """Through the depth: panels are filled, and multiplied."""
+        tile, k = self.tile, self.tile.sizes[-1]
         end = k + tile.tile_depth if tile.is_ahead else k
         with self.block(f"for (var start = 0; start < {end}; start += {tile.tile_depth})"):
-            stores = self._copy(lefts, tile.left, product.left, tile.rows, "first_row")
-            stores += self._copy(rights, tile.right, product.right, tile.columns, "first_column")
+            stores = self._copies(lefts, rights)
             if tile.is_ahead:  # loads are under way while what was loaded before is multiplied
                 with self.block("if (start > 0)"):
                     self._multiply(lefts, rights)
@@ -56,8 +76,16 @@ class Contraction(Writer):
             if not tile.is_ahead:
                 self._multiply(lefts, rights)
                 self.add("workgroupBarrier();")
-        self._finish()
-        return self.lines
+
+    def _copies(self, lefts: str, rights: str) -> list[str]:
+        tile, product = self.tile, self.product
+        stores = self._copy(lefts, tile.left, product.left, tile.rows, "first_row")
+        return stores + self._copy(rights, tile.right, product.right, tile.columns, "first_column")
+
+    def _panel(self, name: str, panel: Panel) -> str:
+        is_packed = self.tile.by_fours or panel.lanes > 1
+        type_ = f"vec4<{self.panel_type}>" if is_packed else self.panel_type
+        return self.share(name, type_, panel.size(self.tile.tile_depth) // (4 if is_packed else 1))
 
     def _begin(self) -> None:
         """Which tile this is, and which part of it is the thread's, or its warp's."""
@@ -91,7 +119,7 @@ class Contraction(Writer):
         starts = [c * threads for c in range(panel.batch)]
         if panel.batch == panel.copies(depth, threads):
             return [self._load(name, panel, value, loops, first, c) for c in starts]
-        size, step = panel.length * depth, threads * panel.batch
+        size, step = panel.length * depth // panel.lanes, threads * panel.batch
         with self.block(f"for (var q = 0; q < {size}; q += {step})"):
             stores = [self._load(name, panel, value, loops, first, c, "q + ") for c in starts]
             for line in stores:
@@ -102,11 +130,12 @@ class Contraction(Writer):
         self, name: str, panel: Panel, value: Value, loops: tuple[Var, ...], first: str,
         number: int, base: str = "",
     ) -> str:  # fmt: skip
-        """One element into a variable; the store of it."""
+        """An element, or packs of four, into variables; the store of them."""
         tile, before, threads = self.tile, dict(self.vars), self.geometry.threads
-        depth, k = tile.tile_depth, tile.sizes[-1]
-        size, fast = panel.length * depth, depth if panel.is_along else panel.length
-        got, far, near = (self.new(stem) for stem in ("got", "far", "near"))
+        depth, k, lanes = tile.tile_depth, tile.sizes[-1], panel.lanes
+        size = panel.length * depth // lanes
+        fast = (depth if panel.is_along else panel.length) // lanes
+        far, near = self.new("far"), self.new("near")
         at_q = f"(u32({base}index) + {number}u)"
         if not base and threads % fast == 0:  # the same for all copies of a thread, but for a sum
             self.add(f"let {far} = i32(u32(index) / {fast}u + {number // fast}u);")
@@ -114,25 +143,37 @@ class Contraction(Writer):
         else:
             self.add(f"let {far} = i32({at_q} / {fast}u);")
             self.add(f"let {near} = i32({at_q} % {fast}u);")
-        i, d = (far, near) if panel.is_along else (near, far)
+        first_near = f"{near} * {lanes}" if lanes > 1 else near
+        i, d = (far, first_near) if panel.is_along else (first_near, far)
         count = math.prod(v.extent for v in loops)
         inside = [f"{at_q} < {size}u"] if base or size < number + threads else []
         limits = [*inside, *([f"{first} + {i} < {count}"] if count % panel.length else [])]
         limits += [f"start + {d} < {k}"] if k % depth else []
         # After the end the last part is loaded once more, which takes no branch.
         start = f"min(start, {k - depth})" if tile.is_ahead and k % depth == 0 else "start"
-        self.add(f"var {got} = 0.0f;")
+        got = [self.new("got") for _ in range(max(1, lanes // 4))]
+        for part in got:
+            self.add(f"var {part} = {'vec4<f16>()' if lanes > 1 else '0.0f'};")
         with self.block(f"if ({' && '.join(limits)})") if limits else nullcontext():
             self.decode(f"({first} + {i})", loops)
             self.decode(f"({start} + {d})", tile.depth)
-            self.add(f"{got} = {self.value(value)};")
+            for u, part in enumerate(got):
+                read = self.pack(load_of(value), u) if lanes > 1 else self.value(value)
+                self.add(f"{part} = {read};")
         self.vars = before
-        given = got if self.panel_type == "f32" else f"{self.panel_type}({got})"
-        place = f"{name}[{far} * {panel.step} + {near}]"
-        if tile.by_fours:
-            place = f"{name}[{far} * {panel.step // 4} + ({near} >> 2u)][{near} & 3]"
-        store = f"{place} = {given};"
+        store = self._put(name, panel, far, near, got)
         return f"if ({' && '.join(inside)}) {{ {store} }}" if inside else store
+
+    def _put(self, name: str, panel: Panel, far: str, near: str, got: Sequence[str]) -> str:
+        """The store of what was loaded, an element or packs of four."""
+        if panel.lanes > 1:
+            at = f"{far} * {panel.step // 4} + {near} * {panel.lanes // 4}"
+            return " ".join(f"{name}[{at} + {u}] = {part};" for u, part in enumerate(got))
+        given = got[0] if self.panel_type == "f32" else f"{self.panel_type}({got[0]})"
+        place = f"{far} * {panel.step} + {near}]"
+        if self.tile.by_fours:
+            place = f"{far} * {panel.step // 4} + ({near} >> 2u)][{near} & 3]"
+        return f"{name}[{place} = {given};"
 
     def _own(self, panel: Panel, thread: str, threads: int, u: str) -> str:
         """Which row or column of the tile is a thread's `u`th."""
@@ -211,49 +252,113 @@ class Matrices(Contraction):
 
     panel_type = "f16"
 
+    def __init__(self, kernel: Kernel, tiled: Tiled, halves: frozenset[str]):
+        super().__init__(kernel, tiled, halves)
+        sides = (tiled.left, self.product.left), (tiled.right, self.product.right)
+        self.packed = frozenset(load_of(value).buffer for p, value in sides if p.lanes > 1)
+        self.plain = self._plain_store()
+        self.floats = frozenset([self.plain[0].buffer] if self.plain else [])
+
+    def _plain_store(self) -> tuple[Store, int] | None:
+        """What follows, where that is a store of whole rows of float32 and nothing else."""
+        tile, product = self.tile, self.product
+        if len(product.after) != 1 or len(tile.rows) > 1 or len(tile.columns) > 1:
+            return None
+        store, (row,), (column,) = product.after[0], tile.rows, tile.columns
+        if not isinstance(store, Store) or store.guard is not None or limits_of(tile):
+            return None
+        is_sum = store.value == Local(product.local, product.dtype)
+        if not is_sum or self.types[store.buffer] is not dtypes.float32:
+            return None
+        stride, across = (_stride(store.index, v) for v in (row, column))
+        reads = {load_of(product.left).buffer, load_of(product.right).buffer}
+        is_plain = stride is not None and across == 1 and store.buffer not in reads
+        return (store, stride) if is_plain and stride is not None else None
+
     def _clear(self) -> None:
         self.edge, warps = self.tile.matrices, self.geometry.threads // self.tile.shares
         self.down, self.across = (n // self.edge for n in (self.tile.down, self.tile.across))
-        self.stage = self.share("stage", "f32", warps * self.edge**2)
+        if self.plain is None:
+            self.stage = self.share("stage", "f32", warps * self.tile.stage_step * self.edge)
         self.matrix = f"coop_mat{self.edge}x{self.edge}"
         for i in range(self.down):
             for j in range(self.across):
                 self.add(f"var sum_{i}_{j} = {self.matrix}<f32, C>();")
 
+    def _walk(self, lefts: str, rights: str) -> None:
+        """Matrices are multiplied under no condition: a compiler must see that all threads do."""
+        tile, depth = self.tile, self.tile.tile_depth
+        if not tile.is_ahead:
+            super()._walk(lefts, rights)
+            return
+        end = -(-tile.sizes[-1] // depth) * depth
+        for head in ("", f"for (var start = {depth}; start <= {end}; start += {depth})"):
+            with self.block(head):
+                if not head:
+                    self.add("let start = 0;")
+                stores = self._copies(lefts, rights)
+                if head:
+                    self._multiply(lefts, rights)
+                    self.add("workgroupBarrier();")
+                for line in stores:
+                    self.add(line)
+                self.add("workgroupBarrier();")
+
     def _multiply(self, lefts: str, rights: str) -> None:
         tile, edge = self.tile, self.edge
-        with self.block(f"for (var d = 0; d < {tile.tile_depth}; d += {edge})"):
+        for d in range(0, tile.tile_depth, edge):
             for i in range(self.down):
-                row = f"ty * {tile.down} + {i * edge}"
-                self.add(f"let a_{i} = {self._loaded(lefts, tile.left, row, 'A')};")
+                row = "ty", tile.down, i * edge
+                self.add(f"let a_{d}_{i} = {self._loaded(lefts, tile.left, row, d, 'A')};")
             for j in range(self.across):
-                column = f"tx * {tile.across} + {j * edge}"
-                self.add(f"let b_{j} = {self._loaded(rights, tile.right, column, 'B')};")
+                column = "tx", tile.across, j * edge
+                self.add(f"let b_{d}_{j} = {self._loaded(rights, tile.right, column, d, 'B')};")
                 for i in range(self.down):
                     name = f"sum_{i}_{j}"
-                    self.add(f"{name} = coopMultiplyAdd(a_{i}, b_{j}, {name});")
+                    self.add(f"{name} = coopMultiplyAdd(a_{d}_{i}, b_{d}_{j}, {name});")
 
-    def _loaded(self, name: str, panel: Panel, at: str, role: str) -> str:
-        """A matrix of a panel: rows of the left operand, columns of the right one lie along it."""
-        is_by_rows = panel.is_along == (role == "A")
-        start = f"({at}) * {panel.step} + d" if panel.is_along else f"d * {panel.step} + {at}"
+    def _loaded(self, name: str, panel: Panel, own: tuple[str, int, int], d: int, role: str) -> str:
+        """A matrix of a panel: rows of the left operand, columns of the right one lie along it.
+
+        Where it starts, and how far its rows are apart, is counted in elements of the panel.
+        """
+        is_by_rows, size = panel.is_along == (role == "A"), 4 if panel.lanes > 1 else 1
+        warp, length, more = own
+        step = panel.step // size
+        if panel.is_along:
+            start = f"({warp} * {length} + {more}) * {step} + {d // size}"
+        else:
+            start = f"{d * step} + {warp} * {length // size} + {more // size}"
         load = "coopLoadT" if is_by_rows else "coopLoad"
-        return f"{load}<{self.matrix}<f16, {role}>>(&{name}[{start}], {panel.step}u)"
+        return f"{load}<{self.matrix}<f16, {role}>>(&{name}[{start}], {step}u)"
 
     def _finish(self) -> None:
-        """Matrices one after the other by way of memory, where threads find their elements."""
-        tile, edge, shares = self.tile, self.edge, self.tile.shares
-        size, count = edge**2, self.down * self.across
-        stage = f"&{self.stage}[index / {shares} * {size}]"
-        with self.block(f"for (var f = 0; f < {count}; f++)"):
-            with self.block("switch (f)"):
-                for f in range(count):
-                    name = f"sum_{f // self.across}_{f % self.across}"
-                    case = "default" if f == count - 1 else f"case {f}"
-                    self.add(f"{case}: {{ coopStoreT({name}, {stage}, {edge}u); }}")
-            self.add("workgroupBarrier();")
-            with self.block(f"for (var e = share; e < {size}; e += {shares})"):
-                row = f"ty * {tile.down} + f / {self.across} * {edge} + e / {edge}"
-                column = f"tx * {tile.across} + f % {self.across} * {edge} + e % {edge}"
-                self._after(row, column, f"{self.stage}[index / {shares} * {size} + e]")
-            self.add("workgroupBarrier();")
+        """Some matrices at a time by way of memory, where threads of a warp find their elements."""
+        tile, edge, shares, staged = self.tile, self.edge, self.tile.shares, self.tile.staged
+        if self.plain is not None:
+            self._stored(*self.plain)
+            return
+        wide, step = staged * edge, tile.stage_step
+        stage = f"index / {shares} * {edge * step}"
+        for i in range(self.down):
+            for j in range(0, self.across, staged):
+                for u in range(staged):
+                    place = f"&{self.stage}[{stage} + {u * edge}]"
+                    self.add(f"coopStoreT(sum_{i}_{j + u}, {place}, {step}u);")
+                self.add("workgroupBarrier();")
+                with self.block(f"for (var e = share; e < {edge * wide}; e += {shares})"):
+                    row = f"ty * {tile.down} + {i * edge} + e / {wide}"
+                    column = f"tx * {tile.across} + {j * edge} + e % {wide}"
+                    at = f"{stage} + e / {wide} * {step} + e % {wide}"
+                    self._after(row, column, f"{self.stage}[{at}]")
+                self.add("workgroupBarrier();")
+
+    def _stored(self, store: Store, stride: int) -> None:
+        """Matrices as they are, where nothing is to be done with their elements."""
+        tile, edge, memory = self.tile, self.edge, self.outside[store.buffer]
+        for i in range(self.down):
+            for j in range(self.across):
+                self.decode(f"(first_row + ty * {tile.down} + {i * edge})", tile.rows)
+                self.decode(f"(first_column + tx * {tile.across} + {j * edge})", tile.columns)
+                place = f"&memory{memory}[p{memory} + u32({self.index(store.index)})]"
+                self.add(f"coopStoreT(sum_{i}_{j}, {place}, {stride}u);")

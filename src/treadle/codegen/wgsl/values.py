@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.codegen.c_like.expressions import Expressions
 from treadle.codegen.wgsl import scalars
+from treadle.kernel.access import changed_in
 from treadle.kernel.index import Data, Index, Var
 from treadle.kernel.nodes import Apply, Kernel, Literal, Load, Value
+from treadle.kernel.traverse import subvalues
+
+# Of many operations.
+LONG = frozenset(["exp", "log", "tanh", "pow", "erf", "sin", "cos", "div", "sqrt", "rsqrt"])
 
 
 class Values(Expressions):
@@ -19,11 +26,14 @@ class Values(Expressions):
     def __init__(self, kernel: Kernel, halves: frozenset[str] = frozenset()):
         super().__init__(kernel, scalars)
         self.halves = halves  # buffers of float16 that take two bytes
+        self.packed: frozenset[str] = frozenset()  # those of them that are bound in packs of four
+        self.floats: frozenset[str] = frozenset()  # of float32 that are bound as such
         self.shared: list[str] = []  # declarations of a workgroup's memory
         self.outside = {b.name: i for i, b in enumerate(kernel.buffers)}
         self.inside: dict[str, str] = {}  # names of scratch
         self.starts: dict[str, str] = {}  # where a group's part of it starts
         self.dtypes: dict[str, DType] = {}  # of locals
+        self.known: dict[str, str] = {}  # names of what was computed, by its text
         self.guard = ""  # what must hold for loads to be where they say; "" for nothing
 
     def named(self, var: Var) -> str:
@@ -49,7 +59,14 @@ class Values(Expressions):
             start = f"{self.starts[buffer]} + " if buffer in self.starts else ""
             return f"{self.inside[buffer]}[{start}{at}]"
         number = self.outside[buffer]
+        if buffer in self.packed:
+            return f"memory{number}[p{number} + (u32({at}) >> 2u)][u32({at}) & 3u]"
         return f"memory{number}[p{number} + u32({at})]"
+
+    def pack(self, wanted: Load, number: int) -> str:
+        """Four elements of a packed buffer from where an index says, or so many packs after."""
+        memory, more = self.outside[wanted.buffer], f" + {number}u" if number else ""
+        return f"memory{memory}[p{memory} + (u32({self.index(wanted.index)}) >> 2u){more}]"
 
     def load(self, wanted: Load) -> str:
         return self.read(wanted.buffer, wanted.index)
@@ -88,6 +105,52 @@ class Values(Expressions):
             return self.value(value)
         return scalars.rounded(self.value(value, True), value.dtype)
 
+    def value(self, value: Value, exceeds: bool = False) -> str:
+        match value:
+            case Apply("where", (guard, chosen, Literal() as other)) if _is_long(chosen):
+                return self._where(guard, chosen, other, exceeds)
+            case Apply(op) if op in LONG:
+                return self._named(super().value(value, exceeds), value.dtype)
+            case _:
+                return super().value(value, exceeds)
+
+    def _named(self, text: str, dtype: DType) -> str:
+        """What takes long as a local; the one that there is, where equal numbers were computed.
+
+        Numbers that may have changed since have no name that lasts: locals that are set, and
+        what lies in memory that the kernel writes.
+        """
+        if self._changes.search(text):
+            return text
+        if text not in self.known:
+            self.known[text] = self.new("long")
+            self.add(f"var {self.known[text]}: {scalars.register(dtype)} = {text};")
+        return self.known[text]
+
+    @functools.cached_property
+    def _changes(self) -> re.Pattern[str]:
+        """What stands in the text of numbers that may change."""
+        made = [f"memory{self.outside[b.name]}" for b in self.kernel.outputs]
+        names = [f"v_{_safe(local)}_\\d+" for local in sorted(changed_in(self.kernel.body))]
+        words = [*made, *names, r"part_\d+", r"total", r"sums", r"shared_\d+", r"own_\d+"]
+        return re.compile(rf"\b(?:{'|'.join(words)})\b")
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        before = dict(self.known)
+        with super().block(head):
+            yield
+        self.known = before
+
+    def _where(self, guard: Value, chosen: Value, other: Value, exceeds: bool) -> str:
+        """A long computation is made only where it is wanted: threads beside it want the same."""
+        name, test = self.new("chosen"), self.value(guard)
+        type_ = scalars.register(chosen.dtype)
+        self.add(f"var {name}: {type_} = {self.value(other, exceeds)};")
+        with self.block(f"if ({test})"):
+            self.add(f"{name} = {self.value(chosen, exceeds)};")
+        return name
+
     def applied(self, value: Apply, given: list[str], exceeds: bool) -> str:
         if all(isinstance(o, Literal) for o in value.operands):
             # Compilers refuse constant expressions that overflow or divide by 0.
@@ -114,6 +177,10 @@ class Values(Expressions):
 
     def divided(self, inner: Index, sign: str, divisor: int) -> str:
         return f"i32(u32({self.index(inner)}) {sign} {divisor}u)"
+
+
+def _is_long(value: Value) -> bool:
+    return any(isinstance(v, Apply) and v.op in LONG for v in subvalues(value))
 
 
 def _safe(name: str) -> str:

@@ -26,6 +26,13 @@ class Bound(NamedTuple):
     workgroups: tuple[int, int, int]
 
 
+Kind = tuple[int, tuple[int, ...]]  # an entry, and which binding has each of its buffers
+
+
+def _kind(dispatch: Dispatch) -> Kind:
+    return dispatch.entry, dispatch.bindings
+
+
 class Commands:
     """All launches of a run, in order."""
 
@@ -42,24 +49,23 @@ class Commands:
             words[offset // 4 : offset // 4 + dispatch.words.size] = dispatch.words
         self._arguments = self._uniform(words, most)
         groups: dict[tuple[int, ...], Any] = {}
-        self._texts: dict[tuple[int, tuple[int, ...]], str] = {}
+        pipelines = self._pipelines(found, shaders)
         self.launches: list[Bound] = []
         for dispatch, offset in zip(found, offsets, strict=False):
             if dispatch.arenas not in groups:
                 own = [buffers[a] for a in dispatch.arenas]
                 groups[dispatch.arenas] = self._device.arena_group(own)
-            group = groups[dispatch.arenas]
-            self.launches.append(self._bound(dispatch, shaders[dispatch.entry], group, int(offset)))
+            pipeline, group = pipelines[_kind(dispatch)], groups[dispatch.arenas]
+            at, calls = self._device.ffi.new("uint32_t[]", [int(offset)]), dispatch.workgroups[2]
+            self.launches.append(
+                Bound(dispatch.entry, calls, pipeline, group, at, dispatch.workgroups)
+            )
 
-    def _bound(self, dispatch: Dispatch, shader: Shader, group: Any, offset: int) -> Bound:
-        key = dispatch.entry, dispatch.bindings
-        if key not in self._texts:
-            self._texts[key] = module(shader, dispatch.bindings)
-        text = self._texts[key]
-        pipeline = self._device.pipeline(text, len(dispatch.arenas))
-        calls = dispatch.workgroups[2]
-        at = self._device.ffi.new("uint32_t[]", [offset])
-        return Bound(dispatch.entry, calls, pipeline, group, at, dispatch.workgroups)
+    def _pipelines(self, found: Sequence[Dispatch], shaders: Sequence[Shader]) -> dict[Kind, Any]:
+        arenas = {_kind(d): len(d.arenas) for d in found}
+        texts = {kind: module(shaders[kind[0]], kind[1]) for kind in arenas}
+        made = self._device.pipelines({texts[kind]: n for kind, n in arenas.items()})
+        return {kind: made[text] for kind, text in texts.items()}
 
     def _uniform(self, words: np.ndarray, size: int) -> Any:
         """The arguments of all launches, of which each sees its own."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import glob
 import importlib.util
+import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,6 +22,7 @@ import numpy as np
 
 from treadle.base.errors import DeviceError, OutOfMemoryError
 from treadle.kernel.machine import COOPERATIVE_MATRIX
+from treadle.kernel.shaders import AS_DEVICE
 from treadle.kernel.target_webgpu import BASE, FULL, WebGpuLimits
 
 ALIGNMENT = 256  # bytes: where bindings may start
@@ -27,6 +30,24 @@ LESS_MEMORY = "Use a smaller batch, accumulate micro-batches, or give compile a 
 _ORDER = {"DiscreteGPU": 0, "IntegratedGPU": 1, "VirtualGPU": 2, "Unknown": 3, "CPU": 4}
 _FEATURES = ("subgroup", "subgroup-barrier", "shader-f16", "timestamp-query")
 _SUBGROUPS = {0x10DE: 32, 0x106B: 32}  # of vendors that have one size alone: NVIDIA, Apple
+
+
+_ROUNDING = """enable f16;
+@group(0) @binding(0) var<storage, read> given: array<f32>;
+@group(0) @binding(1) var<storage, read_write> made: array<f16>;
+@compute @workgroup_size(64)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) { made[id.x] = f16(given[id.x]); }
+"""
+
+
+def rounding_cases() -> np.ndarray:
+    """Every float16 that is finite, what is halfway to its neighbour, and numbers beside that."""
+    finite = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    halfway = (finite + np.append(finite[1:], np.float32(65536))) / np.float32(2)
+    beside = [np.nextafter(halfway, np.float32(end)) for end in (0, np.inf)]
+    found = np.concatenate([finite, halfway, *beside, [np.inf, 1e30, 1e-30, 0]])
+    found = np.concatenate([found, -found]).astype(np.float32)
+    return np.pad(found, (0, -found.size % 64))
 
 
 def bindings() -> Any:
@@ -209,17 +230,59 @@ class Device:
         visibility = self.wgpu.ShaderStage.COMPUTE
         return {"binding": binding, "visibility": visibility, "buffer": buffer}
 
-    def pipeline(self, text: str, arenas: int) -> Any:
-        """A module's pipeline; equal texts have one."""
+    def pipelines(self, wanted: Mapping[str, int]) -> dict[str, Any]:
+        """Of modules with so many arenas each; equal texts have one.
+
+        Several are made at once: a driver compiles each by one thread.
+        """
         with self.lock:
-            if text not in self._pipelines:
+            new = [text for text in wanted if text not in self._pipelines]
+            layouts = {n: self.layouts(n)[1] for n in set(wanted.values())}
+            rounds = any(AS_DEVICE in text for text in new) and self.rounds_halves
+
+            def made(text: str) -> Any:
                 with self.checked("compile"):
-                    module = self._module(text)
-                    self._pipelines[text] = self.device.create_compute_pipeline(
-                        layout=self.layouts(arenas)[1],
-                        compute={"module": module, "entry_point": "main"},
-                    )
-            return self._pipelines[text]
+                    compute = {"module": self._module(text), "entry_point": "main"}
+                    if rounds and f"override {AS_DEVICE}:" in text:
+                        compute["constants"] = {AS_DEVICE: 1.0}
+                    layout = layouts[wanted[text]]
+                    return self.device.create_compute_pipeline(layout=layout, compute=compute)
+
+            with ThreadPoolExecutor(min(len(new) or 1, os.cpu_count() or 1)) as pool:
+                self._pipelines.update(zip(new, pool.map(made, new), strict=True))
+            return {text: self._pipelines[text] for text in wanted}
+
+    @functools.cached_property
+    def rounds_halves(self) -> bool:
+        """Whether float32 becomes the nearest float16, denormal numbers and infinities too.
+
+        WGSL leaves it open, so numbers are converted and looked at.
+        """
+        with self.lock, self.checked("compile"):
+            module = self.device.create_shader_module(code=_ROUNDING)
+            pipeline = self.device.create_compute_pipeline(
+                layout="auto", compute={"module": module, "entry_point": "main"}
+            )
+            given = rounding_cases()
+            usage = self.wgpu.BufferUsage.STORAGE | self.wgpu.BufferUsage.COPY_SRC
+            source = self.device.create_buffer_with_data(data=given, usage=usage)
+            made = self.device.create_buffer(size=given.size * 2, usage=usage)
+            entries = [
+                {"binding": i, "resource": {"buffer": b, "offset": 0, "size": b.size}}
+                for i, b in enumerate((source, made))
+            ]
+            layout = pipeline.get_bind_group_layout(0)
+            group = self.device.create_bind_group(layout=layout, entries=entries)
+            encoder = self.device.create_command_encoder()
+            part = encoder.begin_compute_pass()
+            part.set_pipeline(pipeline)
+            part.set_bind_group(0, group)
+            part.dispatch_workgroups(given.size // 64)
+            part.end()
+            self.queue.submit([encoder.finish()])
+            found = np.frombuffer(self.queue.read_buffer(made), np.uint16)
+        with np.errstate(over="ignore"):
+            return bool((found == given.astype(np.float16).view(np.uint16)).all())
 
     def _module(self, text: str) -> Any:
         """A module whose accesses are not tested once more: the verifier proved them in bounds.

@@ -232,13 +232,13 @@ class Tile:
         """Numbers of both operands in shared memory."""
         c, total = found.axes, 0
         for operand, n in ((c.left, self.rows), (c.right, self.columns)):
-            is_along = _lies_along(operand, c.depth)
+            is_along = lies_along(operand, c.depth)
             step = _step(is_along, n, depth, self.shares, mapping)
             total += step * (n if is_along else depth)
         return total
 
 
-def _lies_along(operand: Operand[Load], depth: Axes) -> bool:
+def lies_along(operand: Operand[Load], depth: Axes) -> bool:
     """Whether an operand's elements along the depth lie next to each other."""
     return operand.stride(depth[-1]) == 1
 
@@ -287,7 +287,7 @@ def _reads(tile: Tile, found: Contracting, mapping: Mapping) -> float:
     """Cycles of a warp's reads of shared memory for a step of the depth."""
     c = found.axes
     own = (c.left, tile.down), (c.right, tile.across)
-    is_packed = all(_lies_along(x, c.depth) or n % mapping.tile_steps == 0 for x, n in own)
+    is_packed = all(lies_along(x, c.depth) or n % mapping.tile_steps == 0 for x, n in own)
     if mapping.tile_steps == 1 or not is_packed:
         return tile.down + tile.across
     # Packs of 16 bytes: eight lanes at a time, and lanes that read the same count once.
@@ -314,8 +314,6 @@ def map_contraction(
     kernel: Kernel, found: Contracting, mapping: Mapping, is_aligned: bool, blocks: int
 ) -> Kernel | None:
     """The kernel with its tile; its loops say what is computed. None where no tile will do."""
-    if mapping.matrices and _are_float16(found):
-        return _map_matrices(kernel, found, mapping, blocks)
     tile = best_tile(found, is_aligned, mapping, blocks)
     if tile is None:
         return None
@@ -335,39 +333,8 @@ def map_contraction(
         depth, tile.down, tile.across, tile.shares, left, right, is_whole, unroll,
     )  # fmt: skip
     if mapping.lanes == 1:
-        template = _by_words(template, mapping)
+        template = by_words(template, mapping.threads)
     body = (*found.lets, *nest(c.result, Role.GRID, in_order(found.body)))
-    geometry = Geometry(mapping.threads, 1, mapping.warp, template=template)
-    return replace(kernel, body=body, geometry=geometry)
-
-
-def _are_float16(found: Contracting) -> bool:
-    """Whether both factors are float16, enough of them for the matrices of a warp."""
-    factors = found.axes.left.value, found.axes.right.value
-    is_narrow = all(f.dtype is dtypes.float16 for f in factors)
-    return is_narrow and found.wide is dtypes.float32 and min(found.sizes[1:]) >= 16
-
-
-def _map_matrices(kernel: Kernel, found: Contracting, mapping: Mapping, blocks: int) -> Kernel:
-    """Tiles of which each warp multiplies matrices: large ones, if there are enough of them."""
-    (batch, m, n, k), c, edge = found.sizes, found.axes, mapping.matrices
-    tile = Tile(128, 128, 32, 64, mapping.warp)
-    if tile.blocks(batch, m, n) < blocks:
-        tile = Tile(64, 64, 16, 32, mapping.warp)
-    depth = edge if k <= edge else 2 * edge
-
-    def panel(operand: Operand[Load], length: int) -> Panel:
-        is_along = _lies_along(operand, c.depth)
-        step, batch = depth if is_along else length, -(-length * depth // mapping.threads)
-        return Panel(is_along, length, step + edge // 2, 1, batch)
-
-    template = Tiled(
-        c.batch, c.rows, c.columns, c.depth, found.is_swapped,
-        depth, tile.down, tile.across, tile.shares,
-        panel(c.left, tile.rows), panel(c.right, tile.columns), False, 1, edge,
-    )  # fmt: skip
-    body = (*found.lets, *nest(c.result, Role.GRID, in_order(found.body)))
-    template = _by_words(template, mapping)
     geometry = Geometry(mapping.threads, 1, mapping.warp, template=template)
     return replace(kernel, body=body, geometry=geometry)
 
@@ -375,13 +342,14 @@ def _map_matrices(kernel: Kernel, found: Contracting, mapping: Mapping, blocks: 
 FEW = 4  # copies under way at a time, where the index of each takes many operations
 
 
-def _by_words(tile: Tiled, mapping: Mapping) -> Tiled:
+def by_words(tile: Tiled, threads: int) -> Tiled:
     """Panels that threads copy word by word, and read by fours where they lie so."""
-    depth, threads = tile.tile_depth, mapping.threads
+    depth = tile.tile_depth
 
     def copied(panel: Panel, loops: Axes) -> Panel:
         is_simple = len(loops) + len(tile.depth) == 2
-        most, words = panel.batch * panel.lanes, replace(panel, lanes=1)
+        words = panel if tile.matrices else replace(panel, lanes=1)
+        most = panel.batch * panel.lanes // words.lanes
         return replace(words, batch=min(most if is_simple else FEW, words.copies(depth, threads)))
 
     def is_by_fours(panel: Panel, own: int) -> bool:
@@ -412,7 +380,7 @@ class _Copies:
     def panel(self, operand: Operand[Load], loops: Axes, length: int) -> Panel:
         """How a block holds an operand: along the depth where that lies together, or across it."""
         load, last = operand.value, self.found.axes.depth[-1]
-        is_along = _lies_along(operand, self.found.axes.depth)
+        is_along = lies_along(operand, self.found.axes.depth)
         depth = min(self.depth, self.found.sizes[-1])
         along, count = (last, depth) if is_along else (loops[-1], length)
         pack = self.mapping.pack if self.is_aligned else 1

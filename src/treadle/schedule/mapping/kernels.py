@@ -40,6 +40,7 @@ from treadle.schedule.mapping.groups import (
     with_locals,
     with_stages,
 )
+from treadle.schedule.mapping.matrices import are_matrices, map_matrices
 from treadle.schedule.mapping.shapes import (
     Shape,
     chosen_shape,
@@ -51,12 +52,17 @@ from treadle.schedule.nests import nested
 
 
 def map_kernel(
-    kernel: Kernel, mapping: Mapping, is_aligned: bool = True, beside: int | None = None
+    kernel: Kernel,
+    mapping: Mapping,
+    is_aligned: bool = True,
+    beside: int | None = None,
+    calls: int = 1,
 ) -> Kernel:
     """A kernel with its loops shared out; what a library computes stays as it is.
 
     `is_aligned`: its buffers start at whole packs. `beside`: it is part of a cooperative launch,
-    and should have about as many blocks beside the other kernels of its phase.
+    and should have about as many blocks beside the other kernels of its phase. `calls`: of it in
+    one launch, at most.
     """
     if library_call_of(kernel) is not None:
         return kernel
@@ -67,6 +73,8 @@ def map_kernel(
             return kernel
         kernel = as_loops(kernel)
     found = contraction_of(kernel, mapping)
+    if found is not None and are_matrices(found, mapping):
+        return map_matrices(kernel, found, mapping, is_aligned, calls)
     if found is not None:
         blocks = mapping.blocks if beside is None else beside
         tiled = map_contraction(kernel, found, mapping, is_aligned, blocks)

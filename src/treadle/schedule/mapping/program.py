@@ -129,11 +129,11 @@ class _Mapper:
     def _mapped(self, number: int, is_joint: bool) -> Kernel:
         kernel = self.kernels[number]
         beside = self.beside[number] if is_joint else None
-        found = map_kernel(kernel, self.mapping, id(kernel) not in self.odd, beside)
-        if found.geometry is None:
-            return found
         room = self.mapping.arguments // (8 * max(1, len(kernel.buffers)))
         calls = 1 if is_joint else max(1, min(self.calls[id(kernel)], room))
+        found = map_kernel(kernel, self.mapping, id(kernel) not in self.odd, beside, calls)
+        if found.geometry is None:
+            return found
         unrounded = unrounded_locals(kernel.body) if self.exceeds else None
         geometry = replace(
             found.geometry, calls=calls, is_cooperative=is_joint, unrounded=unrounded

@@ -1,0 +1,124 @@
+"""Contractions of float16 whose warps multiply matrices: tiles by what a multiprocessor must do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from treadle.base import dtypes
+from treadle.kernel.contraction import Axes, Operand
+from treadle.kernel.geometry import Geometry, Panel, Tiled
+from treadle.kernel.nodes import Kernel, Load, Role
+from treadle.kernel.packs import is_pack
+from treadle.kernel.target import Mapping
+from treadle.schedule.mapping.contractions import Contracting, Tile, by_words, lies_along
+from treadle.schedule.mapping.groups import in_order, nest
+
+PACKED = 4  # elements of float16 that are copied at once: a vector of a shader
+HALF, WORD = 2, 4  # bytes of an operand, and of a sum
+# Rows and columns of a workgroup and of a warp, in the order in which ties are decided.
+TILES = (
+    (128, 256, 64, 64), (256, 128, 64, 64), (128, 128, 64, 64), (128, 96, 64, 48),
+    (96, 128, 48, 64), (128, 64, 64, 32), (64, 128, 32, 64), (64, 64, 32, 32),
+)  # fmt: skip
+# Of a multiprocessor of an H200, in a cycle: products summed up, of twice as many that it could (a
+# gradient of weights of SmolLM2 with 8,192 rows, 128 × 256, at 208 TFLOP/s, a quarter of it waste);
+# and bytes from the second-level cache, of 24 that it could give to all of them: chosen.
+PRODUCTS, BYTES = 512, 15
+# Cycles that an element of a tile takes after its products, and a tile before them. Workgroups that
+# share a multiprocessor hide each other's: of 256 threads with 128 sums each there is one. The same
+# product with a depth of 576 took 57,000 cycles a tile, of which 37,000 are those of the depth.
+AFTER, BEFORE = 0.4, 2000
+
+
+def are_matrices(found: Contracting, mapping: Mapping) -> bool:
+    """Whether both factors are float16, enough of them for the matrices of a warp."""
+    factors = found.axes.left.value, found.axes.right.value
+    is_narrow = all(f.dtype is dtypes.float16 for f in factors)
+    is_large = mapping.matrices > 0 and min(found.sizes[1:]) >= mapping.matrices
+    return is_narrow and found.wide is dtypes.float32 and is_large
+
+
+def map_matrices(
+    kernel: Kernel, found: Contracting, mapping: Mapping, is_aligned: bool, calls: int
+) -> Kernel:
+    """The kernel with the tile that should take the least time; launches have so many calls."""
+    best = min(_tiled(found, mapping, is_aligned), key=lambda t: _cycles(t, calls, mapping))
+    body = (*found.lets, *nest(found.axes.result, Role.GRID, in_order(found.body)))
+    geometry = Geometry(_threads(best), 1, mapping.warp, template=best)
+    return replace(kernel, body=body, geometry=geometry)
+
+
+def _threads(tile: Tiled) -> int:
+    return tile.left.length // tile.down * (tile.right.length // tile.across) * tile.shares
+
+
+def _cycles(tile: Tiled, calls: int, mapping: Mapping) -> float:
+    """Of all tiles, one after the other where there are more than multiprocessors."""
+    rows, columns, k = tile.left.length, tile.right.length, tile.sizes[-1]
+    multiplied, loaded = rows * columns / PRODUCTS, (rows + columns) * HALF / BYTES
+    alone = _threads(tile) > SHARED_THREADS
+    around = (BEFORE + AFTER * rows * columns) * (1.0 if alone else 0.5)
+    return -(-calls * tile.blocks // mapping.blocks) * (k * max(multiplied, loaded) + around)
+
+
+SHARED_THREADS = 128  # of a workgroup that leaves registers for another one, with 128 sums each
+
+
+def _tiled(found: Contracting, mapping: Mapping, is_aligned: bool) -> Iterator[Tiled]:
+    """Tiles that a workgroup has memory and threads for; the smallest always."""
+    for rows, columns, down, across in TILES:
+        threads = rows // down * (columns // across) * mapping.warp
+        tile = _Made(found, mapping, is_aligned, threads).tile(
+            Tile(rows, columns, down, across, mapping.warp)
+        )
+        room = mapping.shared_limit - HALF * tile.elements
+        warps, counts = threads // mapping.warp, _divisors(across // mapping.matrices)
+        each = WORD * warps * mapping.matrices  # bytes of a column of what all warps stage
+        fitting = [n for n in counts if each * _staged(tile, n).stage_step <= room]
+        if fitting and threads <= mapping.most_threads:
+            yield _staged(tile, fitting[-1])
+
+
+def _staged(tile: Tiled, count: int) -> Tiled:
+    return replace(tile, staged=count)
+
+
+def _divisors(n: int) -> list[int]:
+    return [i for i in range(1, n + 1) if n % i == 0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Templates of a contraction for workgroups of so many threads."""
+
+    found: Contracting
+    mapping: Mapping
+    is_aligned: bool
+    threads: int
+
+    @property
+    def depth(self) -> int:
+        edge = self.mapping.matrices
+        return edge if self.found.sizes[-1] <= edge else 2 * edge
+
+    def tile(self, tile: Tile) -> Tiled:
+        c = self.found.axes
+        left = self._panel(c.left, c.rows, tile.rows)
+        right = self._panel(c.right, c.columns, tile.columns)
+        template = Tiled(
+            c.batch, c.rows, c.columns, c.depth, self.found.is_swapped,
+            self.depth, tile.down, tile.across, tile.shares, left, right, False, 1,
+            self.mapping.matrices,
+        )  # fmt: skip
+        return by_words(template, self.threads)
+
+    def _panel(self, operand: Operand[Load], loops: Axes, length: int) -> Panel:
+        depth = self.found.axes.depth
+        is_along = lies_along(operand, depth)
+        step, along = (self.depth, depth[-1]) if is_along else (length, loops[-1])
+        packs = self.is_aligned and along.extent % PACKED == 0
+        lanes = PACKED if packs and is_pack(operand.value.index, along, PACKED) else 1
+        batch = -(-length * self.depth // (lanes * self.threads))
+        # Rows are padded by 16 bytes, so that those of a matrix lie in other banks.
+        return Panel(is_along, length, step + 8, lanes, batch)
