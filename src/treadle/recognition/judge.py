@@ -36,6 +36,7 @@ UNEQUAL = "the normal forms differ"
 MOST_ULPS = 2  # between two constants that are taken for the same number
 MOST_ELEMENTS = 1 << 20  # of all tensors of a region that is evaluated: chosen, 0.1 s
 MOST_PRODUCTS = 1 << 24
+MOST_LOGARITHMS = 256  # 0.02 s each time: one is found by a thousand steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,8 @@ def _classes(graph: Graph) -> int:
 
 
 def _is_small(graph: Graph) -> bool:
+    if sum(n.types[0].size for n in graph.nodes if n.op is e.LOG) > MOST_LOGARITHMS:
+        return False
     elements = sum(t.size for n in graph.nodes for t in n.types)
     return elements <= MOST_ELEMENTS and sum(map(_products, _contractions(graph))) <= MOST_PRODUCTS
 
