@@ -97,12 +97,12 @@ def test_a_step_of_two_ranks_is_one_native_call() -> None:
     """Batch norms over all shards, norms, the update and all exchanges are in it."""
     done = launched(2, "distributed_calls.py")
     assert done.returncode == 0, done.stdout + done.stderr
-    for rank in (0, 1):
-        (line,) = [t for t in done.stdout.splitlines() if f"rank {rank}:" in t]
-        assert line.count("1 native of") == 3, line
-        # What is left in Python is to agree that every rank's batch fits.
-        assert line.count("'all_gather', 'run'") == 3, line
-        assert "all_to_all" not in line
+    # Both ranks' lines may come as one.
+    assert all(done.stdout.count(f"rank {rank}:") == 1 for rank in (0, 1)), done.stdout
+    assert done.stdout.count("1 native of") == 6, done.stdout
+    # What is left in Python is to agree that every rank's batch fits.
+    assert done.stdout.count("'all_gather', 'run'") == 6, done.stdout
+    assert "all_to_all" not in done.stdout
 
 
 def test_machine_code_that_waits_too_long_is_noticed() -> None:

@@ -24,6 +24,7 @@ MOVES = frozenset(["reshape", "permute", "broadcast", "slice", "flip", "stop_gra
 COMMUTATIVE = frozenset(["add", "mul", "max", "min", "and", "or", "xor", "eq"])
 MOST_NODES = 300  # between two values and those that they share
 MOST_TRIES = 6  # of deeper cuts
+MOST_OPEN = 1200  # nodes between two values and the leaves of their graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,29 +147,28 @@ class Equality:
     def _agree(self, a: int, b: int) -> bool:
         """Over the field, from the nearest values that both come from."""
         sides = [_Side(self, a), _Side(self, b)]
-        tries = 0
+        tries, agree, most, odd = 0, None, MOST_NODES, list[int]()
         self._spend(2**12)
-        while sum(len(s.inside) for s in sides) <= MOST_NODES:
-            leaves = [s.leaves for s in sides]
-            self._spend(len(leaves[0]) + len(leaves[1]))
-            odd = [c for c in leaves[0] ^ leaves[1] if self.made[c][0].op not in LEAVES]
+        while sum(len(s.inside) for s in sides) <= most:
+            first, second = (s.leaves for s in sides)
+            self._spend(len(first) + len(second))
+            cut = first | second if tries > MOST_TRIES else first ^ second
+            odd = [c for c in cut if self.made[c][0].op not in LEAVES]
             if not odd:
                 tries += 1
-                cones = [s.cone(leaves[0] | leaves[1]) for s in sides]
-                agree = self._evaluated(cones[0], cones[1])
-                if agree:
-                    self.outcome.compared += 1
-                    return True
-                odd = [c for c in leaves[0] | leaves[1] if self.made[c][0].op not in LEAVES]
-                if not odd or tries > MOST_TRIES or agree is None:
-                    if agree is False and not odd:  # values that were cut off may be of each other
-                        self.refuted[a] = self.made[b][0].line or self.made[b][0].op
-                    return False
+                agree = self._evaluated(*(s.cone(first | second) for s in sides))
+                self.outcome.compared += bool(agree)
+                odd = [c for c in first | second if self.made[c][0].op not in LEAVES]
+                if agree or agree is None or not odd:
+                    break
+                most = MOST_OPEN if tries > MOST_TRIES else most  # cut values may be of another
             # Those of the graph after alone, then the one that was made last.
             latest = max(odd, key=lambda c: (c >= self.limit, c))
             for side in sides:
                 side.open(latest)
-        return False
+        if agree is False and (not odd or tries > MOST_TRIES):
+            self.refuted[a] = self.made[b][0].line or self.made[b][0].op
+        return bool(agree)
 
     def _spend(self, operations: int) -> None:
         self.spent += operations
