@@ -42,7 +42,7 @@ def _begin(work: Callable[[], object]) -> None:
             device().enter()  # the context is a thread's
             work()
 
-    threading.Thread(target=run, name=f"treadle {work}").start()
+    threading.Thread(target=run).start()
 
 
 def _compiler() -> None:
