@@ -59,11 +59,16 @@ def of_entry(name: str, device: str) -> dict[str, Any]:
     return parts.finished()
 
 
+def own_environment() -> dict[str, str]:
+    """A process reads and writes Python's compiled files, as one of an installed package does."""
+    return {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
+
+
 def alone(name: str, device: str, limit: float) -> dict[str, Any]:
     """An entry in a process of its own, nothing in its cache; what went wrong, if it did."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, name, "--device", device, "--child"]
-        environment = os.environ | {"TREADLE_CACHE": folder}
+        environment = own_environment() | {"TREADLE_CACHE": folder}
         pipes = {"capture_output": True, "text": True, "timeout": limit}
         try:
             made = subprocess.run(command, env=environment, check=True, **pipes)
@@ -77,6 +82,9 @@ def alone(name: str, device: str, limit: float) -> dict[str, Any]:
 
 def zoo(names: list[str], device: str, seconds: float, limit: float, file: Path | None) -> None:
     found = json.loads(file.read_text()) if file and file.exists() else {}
+    source = Path(td.__file__).parents[1]
+    command = [sys.executable, "-m", "compileall", "-q", "-j", "0", str(source)]
+    subprocess.run(command, env=own_environment(), check=False)  # as installing does
     start = time.perf_counter()
     for name in names:
         if "all" in found.get(f"{name} {device}", {}) or time.perf_counter() - start > seconds:

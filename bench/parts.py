@@ -50,6 +50,7 @@ BESIDE_GPU = {
     ("treadle.runtime.cuda.conv", "PlannedConvolutions._begin"): "plans",
     ("treadle.runtime.cuda.ready", "_matmuls"): "cuBLASLt",
     ("treadle.runtime.cuda.ready", "has_dnn"): "cuDNN import",
+    ("treadle.runtime.cuda.ready", "_dnn"): "cuDNN",
 }
 
 
