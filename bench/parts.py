@@ -42,6 +42,12 @@ ON_GPU = {
     ("treadle.runtime.cuda.program", "chosen_batches"): "batches",
     ("treadle.runtime.cuda.program", "Code"): "code",
     ("treadle.runtime.cuda.launches", "captured"): "capture",
+    ("cuda.bindings.driver", "cuInit"): "cuInit",
+    ("cuda.bindings.driver", "cuDevicePrimaryCtxRetain"): "context",
+    ("cuda.bindings.driver", "cuModuleLoadData"): "load modules",
+    ("cuda.bindings.driver", "cuGraphInstantiate"): "instantiate",
+    ("cuda.bindings.driver", "cuMemAlloc"): "allocate",
+    ("cuda.bindings.driver", "cuMemcpyHtoD"): "copy to device",
 }
 # Work of other threads: from when the first began to when the last ended.
 DRAWING = {("treadle.step.first_values", "FirstValues._draw"): "drawing"}
