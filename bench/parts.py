@@ -129,10 +129,13 @@ def watched(device: str) -> Parts:
 def _wrap(module: str, name: str, around: Callable[[], Any]) -> None:
     """A function of a module, or a method of a class, inside a context."""
     *path, last = name.split(".")
-    owner: Any = importlib.import_module(module)
-    for step in path:
-        owner = getattr(owner, step)
-    wrapped = getattr(owner, last)
+    try:
+        owner: Any = importlib.import_module(module)
+        for step in path:
+            owner = getattr(owner, step)
+        wrapped = getattr(owner, last)
+    except (ImportError, AttributeError):  # a step without it has no such part
+        return
 
     def call(*arguments: Any, **named: Any) -> Any:
         with around():
