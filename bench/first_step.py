@@ -7,7 +7,9 @@
 AdamW; bfloat16 on a GPU, but for the small MLP. Imports of Treadle are not counted, what is
 imported on the way is. `--zoo` takes the entries of the zoo (all, or those that are named) one at
 a time, each in a fresh process with an empty plan cache, and adds to the file what it finds, so
-that a run may be cut in parts; entries that the file has are left out.
+that a run may be cut in parts; entries that the file has are left out. A line has the parts of an
+entry in the order in which they began: seconds of the thread that compiles, "waits" for others, and
+after a bar what other threads did, from when to when, in how many seconds of all of them together.
 """
 
 from __future__ import annotations
@@ -20,9 +22,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from families import ZOO
+from parts import shown, watched
 from zoo_peers import treadle_step
 
 import treadle as td
@@ -44,40 +49,67 @@ def of_workload(name: str, device: str) -> str:
     return f"{work.title}: {seconds:.2f} s, loss {first:.4f}, plans from the cache: {hits}"
 
 
-def of_entry(name: str, device: str) -> float:
-    """The child's part: seconds of one entry of the zoo."""
+def of_entry(name: str, device: str) -> dict[str, Any]:
+    """The child's part: seconds of one entry of the zoo, in all and by part."""
     batch = ZOO[name].arrays(device)
-    start = time.perf_counter()
+    parts = watched(device)
     step = treadle_step(ZOO[name], device)
-    float(step(batch).loss)
-    return time.perf_counter() - start
+    with parts.part("first run"):
+        float(step(batch).loss)
+    return parts.finished()
 
 
-def alone(name: str, device: str) -> float:
-    """Seconds of an entry in a process of its own, nothing in its cache."""
+def own_environment() -> dict[str, str]:
+    """A process reads and writes Python's compiled files, as one of an installed package does."""
+    return {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
+
+
+def alone(name: str, device: str, limit: float) -> dict[str, Any]:
+    """An entry in a process of its own, nothing in its cache; what went wrong, if it did."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, name, "--device", device, "--child"]
-        environment = os.environ | {"TREADLE_CACHE": folder}
-        made = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        return float(made.stdout.split()[-1])
+        environment = own_environment() | {"TREADLE_CACHE": folder}
+        pipes = {"capture_output": True, "text": True, "timeout": limit}
+        try:
+            made = subprocess.run(command, env=environment, check=True, **pipes)
+        except subprocess.TimeoutExpired:
+            return {"failed": f"nothing after {limit:g} s"}
+        except subprocess.CalledProcessError as error:
+            return {"failed": (error.stderr.strip().splitlines() or ["?"])[-1]}
+        found: dict[str, Any] = json.loads(made.stdout.splitlines()[-1])
+        return found
 
 
-def zoo(names: list[str], device: str, seconds: float, file: Path | None) -> None:
+def zoo(names: list[str], device: str, seconds: float, limit: float, file: Path | None) -> None:
     found = json.loads(file.read_text()) if file and file.exists() else {}
+    source = Path(td.__file__).parents[1]
+    command = [sys.executable, "-m", "compileall", "-q", "-j", "0", str(source)]
+    subprocess.run(command, env=own_environment(), check=False)  # as installing does
     start = time.perf_counter()
     for name in names:
-        if f"{name} {device}" in found or time.perf_counter() - start > seconds:
+        if "all" in found.get(f"{name} {device}", {}) or time.perf_counter() - start > seconds:
             continue
-        found[f"{name} {device}"] = alone(name, device)
-        print(f"{name:<16}{found[f'{name} {device}']:7.2f} s", flush=True)
+        one = found[f"{name} {device}"] = alone(name, device, limit)
+        told = f"{one['all']:7.2f} s  {shown(one)}" if "all" in one else f"   {one['failed']}"
+        print(f"{name:<16}{told}", flush=True)
         if file:
             file.write_text(json.dumps(found, indent=1))
-    here = {k: v for k, v in found.items() if k.endswith(f" {device}")}
-    mean = math.exp(sum(math.log(v) for v in here.values()) / len(here))
-    worst = max(here, key=lambda k: here[k])
-    print(
-        f"{len(here)} entries: geometric mean {mean:.2f} s, at most {here[worst]:.2f} s ({worst})"
-    )
+    summary({k: v for k, v in found.items() if k.endswith(f" {device}") and "all" in v})
+
+
+def summary(found: dict[str, dict[str, Any]]) -> None:
+    """The mean and the worst, and what the parts of all entries take together."""
+    if not found:
+        return
+    times = {k: v["all"] for k, v in found.items()}
+    mean = math.exp(sum(math.log(t) for t in times.values()) / len(times))
+    worst = max(times, key=lambda k: times[k])
+    parts = Counter[str]()
+    for one in found.values():
+        parts.update(one["parts"])
+    shares = ", ".join(f"{name} {s / sum(parts.values()):.0%}" for name, s in parts.most_common(16))
+    print(f"{len(times)} entries: geometric mean {mean:.2f} s, most {times[worst]:.2f} s ({worst})")
+    print(f"of {sum(parts.values()):.0f} s: {shares}")
 
 
 def main() -> None:
@@ -86,13 +118,14 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--zoo", action="store_true")
     parser.add_argument("--seconds", type=float, default=math.inf, help="no more entries then")
+    parser.add_argument("--limit", type=float, default=60, help="seconds of one entry")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        print(of_entry(given.names[0], given.device))
+        print(json.dumps(of_entry(given.names[0], given.device)))
     elif given.zoo:
-        zoo(given.names or list(ZOO), given.device, given.seconds, given.json)
+        zoo(given.names or list(ZOO), given.device, given.seconds, given.limit, given.json)
     else:
         for name in given.names:
             print(of_workload(name, given.device))

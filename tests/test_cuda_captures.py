@@ -286,6 +286,7 @@ def test_threads_that_ask_at_once_share_one_device() -> None:
         def ask() -> None:
             start.wait(60)
             found.append(device())
+            device().enter()
 
         threads = [threading.Thread(target=ask) for _ in range(4)]
         for thread in threads:

@@ -87,7 +87,9 @@ def load(
     graph: Graph, report: CompileReport, options: CompileOptions, name: str = "step"
 ) -> Executable:
     """A graph ready to run on the report's device."""
-    return backend(report.device).load(check_of(options)(graph), report, options, name)
+    program = backend(report.device).load(check_of(options)(graph), report, options, name)
+    report.evidence.settle()
+    return program
 
 
 Backward = Callable[[Any, Any, Any], Any]

@@ -196,7 +196,7 @@ class Equality:
         rng = np.random.default_rng([trial, size])
         if size == 0:
             return True
-        some = np.unique([*rng.integers(0, size, samples), 0, size - 1])
+        some = np.array(sorted({*rng.integers(0, size, samples).tolist(), 0, size - 1}))
         at = np.arange(size) if size <= 2 * samples else some
         most = index_size([a, b])
         try:

@@ -40,6 +40,8 @@ from treadle.schedule.checks import with_index_checks
 Code = TypeVar("Code")
 Tools = Toolchain[Any, Code]
 
+MANY = 256  # buffers of a program that takes long to write down: 20 ms and more
+
 
 def load(
     toolchain: Tools[Code],
@@ -80,7 +82,11 @@ def _loaded(
     built, program = found or _built(toolchain, graph, report, options)
     if found is None:
         with report.stage("cache"):
-            cache.put(key, packed(toolchain, built, program))
+            parts = packed(toolchain, built, program)
+            if len(built.plan.slots) < MANY:
+                cache.put(key, parts())
+            else:
+                cache.put_later(key, parts)
     report.programs.append(facts(name, built, program, from_cache=found is not None))
     report.evidence.programs.append(Scheduled(name, graph, built.record))
     return program

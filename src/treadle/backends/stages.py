@@ -37,14 +37,18 @@ def built_of(
     report: CompileReport,
     graph: Graph | None = None,
 ) -> Built[Code]:
-    """The stages after the schedule. Of a marked graph that is given there is a record."""
-    with report.stage("plan_buffers"):
-        target = toolchain.target
-        buffers = plan_buffers(program, target)
-        plan = assemble(program, buffers, target)
+    """The stages after the schedule. Of a marked graph that is given there is a record.
+
+    A compiler may only be begun by `compile`: what needs no code is done while it works.
+    """
     with report.stage("render"):
         source = toolchain.render(program)
     with report.stage("compile"):
         code = toolchain.compile(source)
+    with report.stage("plan_buffers"):
+        target = toolchain.target
+        buffers = plan_buffers(program, target)
+        plan = assemble(program, buffers, target)
+    report.evidence.settle()
     record = bytes if graph is None else program_evidence(graph, program, buffers)
     return Built(plan, dict(program.constants), code, record)

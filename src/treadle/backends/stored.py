@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -77,14 +77,17 @@ def _modules(folder: str, start: int) -> Iterator[str]:
                 yield from _modules(entry.path, start)
 
 
-def packed(toolchain: Toolchain[Any, Code], built: Built[Code], program: Any) -> dict[str, bytes]:
-    """What is stored of a program."""
-    constants = built.constants.items()
-    return {
-        "plan": to_json(built.plan).encode(),
-        "record": built.record(),
-        **{f"constant {name}": array.tobytes() for name, array in constants},
-        **toolchain.pack(built.code, program),
+def packed(
+    toolchain: Toolchain[Any, Code], built: Built[Code], program: Any
+) -> Callable[[], dict[str, bytes]]:
+    """What is stored of a program, made when it is asked for; that does not hold the program."""
+    code = toolchain.pack(built.code, program)
+    plan, constants, record = built.plan, built.constants, built.record
+    return lambda: {
+        "plan": to_json(plan).encode(),
+        "record": record(),
+        **{f"constant {name}": array.tobytes() for name, array in constants.items()},
+        **code,
     }
 
 

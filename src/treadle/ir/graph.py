@@ -22,6 +22,21 @@ class Value(NamedTuple):
     output: int = 0
 
 
+_single: list[tuple[Value, ...]] = []  # by position
+
+
+def values_at(position: int, count: int) -> tuple[Value, ...]:
+    """The outputs of a node. Nearly all have one, and every pass asks for it: it is kept."""
+    global _single
+    if count != 1:
+        return tuple([Value(position, i) for i in range(count)])
+    known = _single
+    if position >= len(known):
+        # A new list, not a longer one: another thread may do the same.
+        _single = known = [(Value(i),) for i in range(2 * position + 256)]
+    return known[position]
+
+
 @quick
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -119,15 +134,15 @@ class GraphBuilder:
         if position is None:
             types = infer_types(op, attributes, tuple([self.type_of(v) for v in operands]))
             position = self._append(Node(op, attributes, operands, types, origin))
-        return tuple([Value(position, i) for i in range(len(self.nodes[position].types))])
+        return values_at(position, len(self.nodes[position].types))
 
     def copy(self, node: Node, operands: Sequence[Value], origin: Origin | None = None) -> int:
         """Position of `node` with other operands of the same types, which are not checked again."""
-        operands = tuple(operands)
-        position = self._interned.get((node.op, node.attributes, operands))
-        if position is None:
+        operands, new = tuple(operands), len(self.nodes)
+        position = self._interned.setdefault((node.op, node.attributes, operands), new)
+        if position == new:
             origin = origin or node.origin
-            position = self._append(Node(node.op, node.attributes, operands, node.types, origin))
+            self.nodes.append(Node(node.op, node.attributes, operands, node.types, origin))
         return position
 
     def _append(self, node: Node) -> int:

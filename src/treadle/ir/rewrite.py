@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from treadle.base.origin import Origin
-from treadle.ir.graph import Graph, GraphBuilder, Node, Output, Value
+from treadle.ir.graph import Graph, GraphBuilder, Node, Output, Value, values_at
 from treadle.ir.ops.leaves import INPUT, Leaf
 
 
@@ -103,7 +103,7 @@ def copied(
 ) -> tuple[Value, ...]:
     """The results of a node that is copied over other operands of the same types."""
     position = builder.copy(node, operands, origin)
-    return tuple([Value(position, i) for i in range(len(node.types))])
+    return values_at(position, len(node.types))
 
 
 def inline_into(

@@ -46,9 +46,16 @@ class Evidence:
     """It grows as stages pass; nothing of it is copied or written before it is asked for."""
 
     passages: list[Passage] = field(default_factory=list)
+    # Comparisons that are put off until a compiler works beside this thread.
+    pending: list[Callable[[], None]] = field(default_factory=list)
     programs: list[Scheduled] = field(default_factory=list)
     # The loss as it was traced and with its gradients, of a small batch; or why there is none.
     small: Callable[[], tuple[Graph, Graph] | str] | None = None
+
+    def settle(self) -> None:
+        """Compare what is left to compare, before anything runs: an error if graphs differ."""
+        while self.pending:
+            self.pending.pop(0)()
 
     def add_part(self, stage: str, whole: Graph, part: Graph) -> None:
         """What a program computes of a marked graph."""

@@ -17,7 +17,7 @@ import stat
 import struct
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +25,7 @@ from pathlib import Path
 
 from treadle.base.errors import CacheWarning
 from treadle.base.origin import user_origin
+from treadle.runtime.later import Later
 
 VERSION = 1  # of the folder's layout and of the files in it
 LIMIT = 1 << 30  # bytes, all files together
@@ -73,9 +74,11 @@ class PlanCache:
         self.folder = folder.absolute()
         self.limit = limit
         self._layout = f"v{VERSION}"
+        self._later = Later()
 
     def get(self, key: str) -> dict[str, bytes] | None:
         """The parts stored under a key; None where there are none that can be trusted."""
+        self._later.finish(key)
         try:
             with self._open_folder() as folder:
                 return self._read(folder, key)
@@ -100,8 +103,20 @@ class PlanCache:
         except OSError as error:
             _warn(f"{self.folder} cannot be written: {_reason(error)}")
 
+    def put_later(self, key: str, parts: Callable[[], Mapping[str, bytes]]) -> None:
+        """Store parts that are made a moment later, when nobody waits for them.
+
+        A folder that cannot be written is told at once, where the user asked for a program.
+        """
+        try:
+            with self._open_folder(create=True):
+                self._later.add(key, lambda: self.put(key, parts()))
+        except OSError as error:
+            _warn(f"{self.folder} cannot be written: {_reason(error)}")
+
     def info(self) -> CacheContents:
         """The folder, the number of entries and the bytes of all files; zeros if unusable."""
+        self._later.finish()
         files: list[_File] = []
         with suppress(OSError), self._open_folder() as folder:
             files = _files(folder)
@@ -110,6 +125,7 @@ class PlanCache:
 
     def clear(self) -> int:
         """Remove all entries, and files aside whose writer is gone; returns how many there were."""
+        self._later.finish()
         removed = 0
         with suppress(OSError), self._open_folder() as folder:
             for file in _files(folder):

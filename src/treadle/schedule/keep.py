@@ -21,6 +21,7 @@ from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Leaf
 from treadle.kernel.contraction import CONVOLUTIONS, contraction_of
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.target import CPU, Materialization, Target
+from treadle.schedule.homes import Readers, homes_of
 from treadle.schedule.inline import ELEMENTWISE, INLINE, is_apart, is_single, of_positions
 
 # What computes ops that are not computed where they are read, given a `Lowering`.
@@ -38,67 +39,66 @@ def is_root(graph: Graph, node: Node) -> bool:
     return node.op in CHUNKED or (node.op in ROOTS and not is_apart(node))
 
 
-def materialized_values(
-    graph: Graph,
-    fuse: bool,
-    target: Target = CPU,
-    also: Collection[TensorValue] = (),
-    cheap: Collection[int] = (),
-) -> dict[TensorValue, None]:
-    """Tensors that are in memory, in order: roots, outputs, and what several kernels read.
+class Materialized:
+    """Which tensors of a graph are in memory: what of it is so whatever else is asked for."""
 
-    Of those the ones of `cheap` nodes are not, as long as no matmul reads them.
-    """
-    decoded = _decoded(graph, target) if fuse else {}
-    copied = decoded if target.copies_operands else ()
-    wanted = {o.value for o in graph.outputs} | _read_often(graph, target, copied) | set(also)
-    unshared = _cheap_scalars(graph) | set(cheap)
-    unshared |= of_positions(graph) if target.materialization.masks_in_place else set()
-    unshared.update(*decoded.values())
-    stored = _materialized(graph, fuse, wanted, target, unshared)
-    sizes = target.materialization
-    cuts = _too_deep(graph, stored, sizes) | _too_wide(graph, stored, sizes.most_repeats)
-    return _materialized(graph, fuse, wanted | cuts, target, unshared) if cuts else stored
+    def __init__(self, graph: Graph, fuse: bool, target: Target = CPU):
+        self.graph, self.fuse, self.target = graph, fuse, target
+        decoded = _decoded(graph, target) if fuse else {}
+        copied = decoded if target.copies_operands else ()
+        self._wanted = {o.value for o in graph.outputs} | _read_often(graph, target, copied)
+        self._unshared = _cheap_scalars(graph)
+        self._unshared |= of_positions(graph) if target.materialization.masks_in_place else set()
+        self._unshared.update(*decoded.values())
+        self._made = [is_root(graph, n) or not is_inline(n) for n in graph.nodes]
+
+    def values(
+        self, also: Collection[TensorValue] = (), cheap: Collection[int] = ()
+    ) -> dict[TensorValue, None]:
+        """Tensors that are in memory, in order: roots, outputs, and what several kernels read.
+
+        Of those the ones of `cheap` nodes are not, as long as no matmul reads them.
+        """
+        wanted, unshared = self._wanted | set(also), self._unshared | set(cheap)
+        stored, sizes = self._stored(wanted, unshared), self.target.materialization
+        cuts = _too_deep(self.graph, stored, sizes)
+        cuts |= _too_wide(self.graph, stored, sizes.most_repeats)
+        return self._stored(wanted | cuts, unshared) if cuts else stored
+
+    def _stored(self, wanted: set[TensorValue], unshared: set[int]) -> dict[TensorValue, None]:
+        graph, target, fuse = self.graph, self.target, self.fuse
+        readers = Readers()
+        stored: dict[TensorValue, None] = {}
+        shared: dict[TensorValue, None] = {}  # only because several kernels read them
+        # From the end: which kernels an inlined value ends up in is known from its users.
+        for position in range(len(graph.nodes) - 1, -1, -1):
+            node, is_made = graph.nodes[position], self._made[position]
+            if isinstance(node.attributes, Leaf):
+                continue
+            values = [TensorValue(position, i) for i in range(len(node.types))]
+            used_by = readers.found.get(values[0], _NOBODY)
+            for value in values[1:]:
+                used_by = used_by | readers.found.get(value, _NOBODY)
+            is_shared = len(used_by) > 1 and node.op not in VIEWS and position not in unshared
+            if is_shared and target.rematerializes:
+                is_shared = not (_widens(graph, node) or _repeats_rows(graph, node))
+            is_wanted = not wanted.isdisjoint(values)
+            if is_made or is_shared or not fuse or is_wanted:
+                stored.update(dict.fromkeys(values))
+                home = {position}
+                if not is_made and fuse and not is_wanted:
+                    shared.update(dict.fromkeys(values))
+            else:
+                home = used_by
+            readers.add(node.operands, home)
+        sources = stored if target.rematerializes else shared
+        for value in sorted(shared):
+            if _is_cheap(graph, value, stored, sources, readers.found, target):
+                del stored[value]
+        return dict.fromkeys(sorted(stored))
 
 
 _NOBODY: set[int] = set()
-
-
-def _materialized(
-    graph: Graph, fuse: bool, wanted: set[TensorValue], target: Target, unshared: set[int]
-) -> dict[TensorValue, None]:
-    readers: dict[TensorValue, set[int]] = {}
-    stored: dict[TensorValue, None] = {}
-    shared: dict[TensorValue, None] = {}  # only because several kernels read them
-    # From the end: which kernels an inlined value ends up in is known from its users.
-    for position in range(len(graph.nodes) - 1, -1, -1):
-        node = graph.nodes[position]
-        if isinstance(node.attributes, Leaf):
-            continue
-        values = [TensorValue(position, i) for i in range(len(node.types))]
-        used_by = readers.get(values[0], _NOBODY)
-        for value in values[1:]:
-            used_by = used_by | readers.get(value, _NOBODY)
-        is_made = is_root(graph, node) or not is_inline(node)
-        is_shared = len(used_by) > 1 and node.op not in VIEWS and position not in unshared
-        if is_shared and target.rematerializes:
-            is_shared = not (_widens(graph, node) or _repeats_rows(graph, node))
-        is_wanted = not wanted.isdisjoint(values)
-        if is_made or is_shared or not fuse or is_wanted:
-            stored.update(dict.fromkeys(values))
-            home = {position}
-            if not is_made and fuse and not is_wanted:
-                shared.update(dict.fromkeys(values))
-        else:
-            home = used_by
-        for operand in node.operands:
-            known = readers.get(operand)
-            readers[operand] = home if known is None or known is home else known | home
-    sources = stored if target.rematerializes else shared
-    for value in sorted(shared):
-        if _is_cheap(graph, value, stored, sources, readers, target):
-            del stored[value]
-    return dict.fromkeys(sorted(stored))
 
 
 def wider_values(graph: Graph, stored: Mapping[TensorValue, None]) -> dict[TensorValue, DType]:
@@ -249,36 +249,6 @@ def recomputed_operands(
                 found[position] = value
     total = sum(graph.type_of(v).nbytes for v in found.values())
     return found if total > target.materialization.waiting_bytes else {}
-
-
-def last_reads(
-    graph: Graph, stored: Collection[TensorValue], recomputed: Mapping[int, TensorValue]
-) -> dict[int, int]:
-    """The node in whose kernel each node's value is read last."""
-    late = {v: {position} for position, v in recomputed.items()}
-    found: dict[int, int] = {}
-    for value, homes in homes_of(graph, stored, late).items():
-        found[value.node] = max(found.get(value.node, -1), *homes)
-    return found
-
-
-def homes_of(
-    graph: Graph,
-    stored: Collection[TensorValue],
-    late: Mapping[TensorValue, set[int]] | None = None,
-) -> dict[TensorValue, set[int]]:
-    """The nodes whose kernels read a value: what is inlined is read where its users are.
-
-    What is made `late` is made by kernels of other nodes.
-    """
-    found: dict[TensorValue, set[int]] = {}
-    for position in range(len(graph.nodes) - 1, -1, -1):
-        value, own = TensorValue(position), {position}
-        home = (late or {}).get(value, own) if value in stored else found.get(value, own)
-        for operand in graph.nodes[position].operands:
-            known = found.get(operand)
-            found[operand] = home if known is None or known is home else known | home
-    return found
 
 
 # Operations that recomputing an op counts as: memory is dear, an exponential not much dearer.

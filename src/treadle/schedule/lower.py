@@ -34,16 +34,16 @@ from treadle.rules.expansion import expand
 from treadle.rules.recurrences import scans_in_blocks
 from treadle.rules.scans import split_scans
 from treadle.rules.slices import compute_slices
+from treadle.schedule.homes import last_reads
 from treadle.schedule.inline import Reader, laid_out, updated_element
 from treadle.schedule.inline import attributes_of as attributes_of
 from treadle.schedule.keep import (
     CHUNKED,
     ROOTS,
+    Materialized,
     array_of,
     is_inline,
     is_root,
-    last_reads,
-    materialized_values,
     recomputed_operands,
     wider_values,
 )
@@ -218,7 +218,8 @@ class Lowering:
         self.waits = waits or {}  # nodes that come after others which they do not read
         self.memo = memo or Memo()
         self.target = self._target()
-        self.materialized = materialized_values(graph, fuse, self.target, cheap=self.waits)
+        materialized = Materialized(graph, fuse, self.target)
+        self.materialized = materialized.values(cheap=self.waits)
         fuses_epilogues = fuse and self.target.fuses_epilogues
         limits = self.target.matmuls
         self.epilogues = (
@@ -226,7 +227,7 @@ class Lowering:
         )
         if self.epilogues:
             read = {v for found in self.epilogues.values() for v in found.read}
-            self.materialized = materialized_values(graph, fuse, self.target, read, self.waits)
+            self.materialized = materialized.values(read, self.waits)
         is_copied = fuse and self.target.copies_operands
         self.recomputed = (
             recomputed_operands(graph, self.materialized, self.target) if is_copied else {}

@@ -21,15 +21,15 @@ from treadle.ir.ops import elementwise as e
 from treadle.ir.ops import linear
 from treadle.ir.ops.leaves import Constant, Leaf
 from treadle.kernel.target import Target
+from treadle.schedule.homes import homes_of
 from treadle.schedule.inline import ELEMENTWISE
 from treadle.schedule.keep import (
     COSTLY,
     VIEWS,
-    homes_of,
+    Materialized,
     is_decoded,
     is_inline,
     is_root,
-    materialized_values,
 )
 from treadle.schedule.patterns import matmul_epilogues
 from treadle.schedule.templates import CONVOLUTIONS
@@ -72,7 +72,7 @@ class _Peak:
 
     def __init__(self, graph: Graph, target: Target):
         self.graph, self.sizes = graph, target.materialization
-        self.stored = materialized_values(graph, True, target)
+        self.stored = Materialized(graph, True, target).values()
         epilogues = matmul_epilogues(graph, self.stored, target.matmuls)
         self.made = {
             found.sum for found in epilogues.values()

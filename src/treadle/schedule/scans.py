@@ -16,8 +16,9 @@ from treadle.kernel.bindings import Whole
 from treadle.kernel.nodes import Buffer, Kernel, Statement
 from treadle.kernel.program import Argument
 from treadle.rules.expansion import expand
+from treadle.schedule.homes import last_reads
 from treadle.schedule.inline import ELEMENTWISE
-from treadle.schedule.keep import CHUNKED, last_reads
+from treadle.schedule.keep import CHUNKED
 from treadle.schedule.lower import Draft, Lowering, RepeatDraft, attributes_of
 from treadle.schedule.nests import along, axis_vars, copies, parallel
 from treadle.schedule.order import Order

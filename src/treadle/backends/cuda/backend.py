@@ -27,6 +27,7 @@ from treadle.runtime.chain import Chain, Staged
 from treadle.runtime.cuda import nccl
 from treadle.runtime.cuda.arrays import found as found_on_device
 from treadle.runtime.cuda.blas import blas_version
+from treadle.runtime.cuda.calls import LibraryCalls
 from treadle.runtime.cuda.chain import CudaChain
 from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.compiler import Compiling, compiler_version
@@ -105,9 +106,12 @@ class CudaToolchain:
         return render_program(program)
 
     def compile(self, source: CudaSource) -> CudaCode:
-        """Begun: the compiler works while algorithms of libraries are chosen."""
+        """Begun: the compiler and cuDNN work while memory is planned and matmuls are chosen."""
         cubins = Compiling(source.parts, device().architecture, self.contracts)
-        return CudaCode(source.launches, source.cooperative, cubins, without=self.without)
+        device().enter()
+        calls = LibraryCalls(source.launches, {}, self.is_deterministic)
+        without = self.without
+        return CudaCode(source.launches, source.cooperative, cubins, without=without, calls=calls)
 
     def load(self, graph: Graph, built: Built[CudaCode]) -> CudaProgram:
         try:

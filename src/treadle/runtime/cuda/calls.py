@@ -43,11 +43,15 @@ class LibraryCalls:
             if self._convolutions is not None:
                 found |= self._convolutions.fastest(memory)
         finally:
-            close_workers(self._workers)
+            self.close()
         for i, made in found.items():
             plan = made.packed()
             plans |= {i: plan} if plan else {}
         return self._known | found
+
+    def close(self, waits: bool = False) -> None:
+        """Processes that plan end; `waits` until they are gone. What is left is planned here."""
+        close_workers(self._workers, waits)
 
 
 def _unpacked(call: LibraryLaunch, plan: bytes) -> Called | None:

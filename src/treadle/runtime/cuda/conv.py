@@ -101,6 +101,20 @@ def numbered_convolution(call: LibraryLaunch, number: int) -> ConvCall | None:
     return _built(call, found[0]) if found else None
 
 
+def first_call() -> LibraryLaunch:
+    """A small depthwise convolution: planning it loads cuDNN's parts and starts its compiler."""
+    shapes = ((1, 64, 8, 8), (64, 1, 3, 3), (1, 64, 8, 8))
+    x, weight, out = (_channels_last(i, shape) for i, shape in enumerate(shapes))
+    names = ("low", "high", "stride", "dilation")
+    numbers = tuple((f"{n}{i}", 1.0) for n in names for i in range(2))
+    return LibraryLaunch("conv", (out,), (x, weight), numbers)
+
+
+def _channels_last(number: int, shape: tuple[int, int, int, int]) -> Tensor:
+    _, c, h, w = shape
+    return Tensor(number, "bfloat16", 0, shape, (h * w * c, 1, w * c, c))
+
+
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A configuration of an engine, and its number among all that cuDNN proposes."""

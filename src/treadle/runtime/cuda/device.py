@@ -11,7 +11,7 @@ import functools
 import gc
 import socket
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -79,6 +79,15 @@ def _remedy(name: str) -> str:
             return ""
 
 
+class Started(NamedTuple):
+    """A device's context, its streams, and what is given back to it."""
+
+    context: Any
+    stream: Any
+    capturing: Any
+    releases: Releases
+
+
 class Device:
     """A GPU, its context and the stream that everything runs on.
 
@@ -122,14 +131,38 @@ class Device:
         self.most_shared = self._fact(kinds.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
         self.lost = ""  # what the driver said when it gave the device up
         self.checkpoint = ""  # the last that was written, and when
-        self.context = checked(driver.cuDevicePrimaryCtxRetain(self.handle), "cuda")
-        self.enter()
-        self.stream = checked(driver.cuStreamCreate(_FOLLOWS), "cuda")
-        self.capturing = checked(driver.cuStreamCreate(_NON_BLOCKING), "cuda")
         self.lock = threading.RLock()
         self.captured_again = 0  # captures that the driver had given up
-        self.releases = Releases(driver, self.context, self.stream)
-        atexit.register(self.releases.close)
+        # Takes the driver long, and Python's lock is free meanwhile: whoever needs it waits.
+        self._started = once(self._start)
+
+    def _start(self) -> Started:
+        driver = self.driver
+        context = checked(driver.cuDevicePrimaryCtxRetain(self.handle), "cuda")
+        checked(driver.cuCtxSetCurrent(context), "cuda")
+        stream = checked(driver.cuStreamCreate(_FOLLOWS), "cuda")
+        capturing = checked(driver.cuStreamCreate(_NON_BLOCKING), "cuda")
+        releases = Releases(driver, context, stream)
+        atexit.register(releases.close)
+        return Started(context, stream, capturing, releases)
+
+    @property
+    def context(self) -> Any:
+        return self._started().context
+
+    @property
+    def stream(self) -> Any:
+        """That everything runs on."""
+        return self._started().stream
+
+    @property
+    def capturing(self) -> Any:
+        """The stream that graphs are captured from."""
+        return self._started().capturing
+
+    @property
+    def releases(self) -> Releases:
+        return self._started().releases
 
     def _fact(self, kind: Any) -> int:
         return int(checked(self.driver.cuDeviceGetAttribute(kind, self.handle), "cuda"))
@@ -195,7 +228,7 @@ def forget_device() -> None:
 def why_not() -> str | None:
     """Why no GPU can be used; None where one can."""
     try:
-        device()
+        device().enter()  # one that has no context for us cannot be used either
     except DeviceError as error:
         return error.cause
     return None

@@ -11,8 +11,7 @@ import select
 from typing import BinaryIO
 
 from treadle.base.records import from_json
-from treadle.kernel.launch import LibraryLaunch, Tensor
-from treadle.runtime.cuda.conv import numbered_convolution
+from treadle.runtime.cuda.conv import first_call, numbered_convolution
 from treadle.runtime.cuda.device import device
 from treadle.runtime.cuda.workers import READY, Asked
 
@@ -26,21 +25,6 @@ def plan_of(asked: Asked) -> bytes:
         return b"" if made is None else made.packed()
     except Exception:
         return b""
-
-
-def first_call() -> LibraryLaunch:
-    """A small depthwise convolution."""
-    shapes = ((1, 64, 8, 8), (64, 1, 3, 3), (1, 64, 8, 8))
-    x, weight, out = (_tensor(i, shape) for i, shape in enumerate(shapes))
-    names = ("low", "high", "stride", "dilation")
-    numbers = tuple((f"{n}{i}", 1.0) for n in names for i in range(2))
-    return LibraryLaunch("conv", (out,), (x, weight), numbers)
-
-
-def _tensor(number: int, shape: tuple[int, int, int, int]) -> Tensor:
-    """Channels last."""
-    _, c, h, w = shape
-    return Tensor(number, "bfloat16", 0, shape, (h * w * c, 1, w * c, c))
 
 
 def serve(given: BinaryIO, found: BinaryIO) -> None:

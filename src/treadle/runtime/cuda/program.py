@@ -32,7 +32,6 @@ from treadle.runtime.cuda.lent import LENT, Lender
 from treadle.runtime.cuda.profile import timed_launches, timed_runs
 from treadle.runtime.cuda.transfers import Captured, Later, Pending, Slot, Sources, Traffic
 from treadle.runtime.cuda.values import DeviceValues
-from treadle.runtime.cuda.workers import begun_workers, close_workers
 from treadle.runtime.executable import Timing
 
 SIZES = GPU.launching
@@ -63,7 +62,8 @@ class CudaProgram:
         needed = max(0, plan.arena - self._arena.nbytes) + self._results_size + self._inputs_size
         needed += sum(a.nbytes for a in constants.values())
         if needed > self._device.memory()[0]:
-            close_workers(begun_workers(), waits=True)  # they have memory too
+            if code.calls is not None:
+                code.calls.close(waits=True)  # processes that plan have memory too
             self._device.reclaim()
         if needed > self._device.memory()[0]:
             raise out_of_memory(needed, "the program, beside its parameters and state,")
@@ -112,7 +112,7 @@ class CudaProgram:
 
         Code that is compiled meanwhile is waited for at the end.
         """
-        begun = LibraryCalls(self.launches, self.call_plans, is_deterministic)
+        begun = code.calls or LibraryCalls(self.launches, self.call_plans, is_deterministic)
         matmuls = self._chosen_matmuls(is_deterministic)
         calls = begun.chosen(self.call_plans, self._addresses)
         self._spare: list[Block] = []

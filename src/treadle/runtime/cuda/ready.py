@@ -13,6 +13,7 @@ from contextlib import suppress
 from treadle.runtime.cuda import dnn_backend
 from treadle.runtime.cuda.blas import blas_handle, noise, workspace
 from treadle.runtime.cuda.compiler import compile_source
+from treadle.runtime.cuda.conv import first_call, numbered_convolution
 from treadle.runtime.cuda.device import device
 from treadle.runtime.cuda.dnn import has_dnn
 from treadle.runtime.cuda.once import once
@@ -30,8 +31,8 @@ def begin_libraries() -> None:
 
 @once
 def begin_dnn() -> None:
-    """cuDNN itself, for programs that call it."""
-    _begin(dnn_backend.shared_handle)
+    """cuDNN itself, for programs that call it: a handle, and a first plan that it compiles."""
+    _begin(_dnn)
 
 
 def _begin(work: Callable[[], object]) -> None:
@@ -47,6 +48,12 @@ def _begin(work: Callable[[], object]) -> None:
 
 def _compiler() -> None:
     compile_source(EMPTY, device().architecture)
+
+
+def _dnn() -> None:
+    dnn_backend.shared_handle()
+    with dnn_backend.own_handle():  # others may use the shared one meanwhile
+        numbered_convolution(first_call(), 0)
 
 
 def _matmuls() -> None:

@@ -122,6 +122,7 @@ def checked_gluing(programs: ParallelPrograms) -> Claim:
         try:
             few = build_programs(shown, programs.plan, parallel, whole, report)
             unsharded = build_step(alone, alone.plan(), whole, report)[Mode.UPDATE]
+            report.evidence.settle()
         except Exception:
             continue  # the user's function, of these sizes alone
         sharded = Sharded(

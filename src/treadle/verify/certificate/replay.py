@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,16 +21,20 @@ from treadle_checker.types import Node, Type, Value
 QUICK = Effort(spent=2**20, samples=2)
 
 
-def replayed(passage: Passage) -> Passage:
-    """The passage, with the reason if its graphs are not known to be equal; a GraphError if they
+def replayed(passages: Sequence[Passage]) -> list[Passage]:
+    """Each passage, with the reason if its graphs are not known to be equal; a GraphError if they
     differ. Stages that take numbers for others that are near are not looked at.
     """
+    known = _Graphs()  # what graphs have in common is translated once
+    return [_replayed(passage, known) for passage in passages]
+
+
+def _replayed(passage: Passage, known: _Graphs) -> Passage:
     before, after = passage.before, passage.after
     if passage.relation is not Relation.EQUAL or before == after:
         return passage
     if passage.assumptions:
         return replace(passage, reason=f"equal but for {' and '.join(passage.assumptions)}")
-    known = _Graphs()
     proposed = [(Value(*a), Value(*b)) for a, b in passage.pairs]
     try:
         check_related("equal", known.of(before), known.of(after), proposed, QUICK)

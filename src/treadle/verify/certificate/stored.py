@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -21,12 +22,14 @@ def program_evidence(graph: Graph, program: Program, buffers: BufferPlan) -> Cal
     """The record of a program that was scheduled for a marked graph, made once it is asked for."""
     given: list[Any] = [graph, program, buffers]
     made: list[bytes] = []
+    lock = threading.Lock()  # the plan cache asks in a thread of its own
 
     def record() -> bytes:
-        if not made:
-            made.append(_packed(*given))
-            given.clear()  # programs are large
-        return made[0]
+        with lock:
+            if not made:
+                made.append(_packed(*given))
+                given.clear()  # programs are large
+            return made[0]
 
     return record
 
