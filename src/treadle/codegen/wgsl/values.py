@@ -73,9 +73,11 @@ class Values(Expressions):
 
     def read(self, buffer: str, index: Index) -> str:
         dtype, element = self.types[buffer], self.element(buffer, index)
+        if buffer in self.halves:
+            return f"f32({element})"
         if buffer in self.inside:
             return f"({element} != 0u)" if dtype is dtypes.bool_ else element
-        return f"f32({element})" if buffer in self.halves else scalars.loaded(element, dtype)
+        return scalars.loaded(element, dtype)
 
     def put(self, buffer: str, index: Index, text: str) -> str:
         dtype, element = self.types[buffer], self.element(buffer, index)
