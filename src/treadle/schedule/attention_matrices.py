@@ -158,7 +158,7 @@ class Forward(_Matrices, attention_stream.Forward):
         row = variable(i)
         score = self.score(self.held.load(row, key), at, row, key)
         weight = self.seen(at, row, key, power(score, local("shift")), 0.0, 0.0)
-        step = [
+        step: list[Statement] = [
             Let("weight", weight),
             self.probabilities.store(local("weight"), row, key),
             Accumulate("sum", "add", local("weight")),

@@ -6,13 +6,18 @@ matrix is touched under a condition: a compiler must see that all threads of a w
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from treadle.base import dtypes
 from treadle.codegen.c_like.tiles import limits_of
 from treadle.codegen.wgsl.render import Writer
 from treadle.codegen.wgsl.tiles import Contraction, load_of
 from treadle.kernel.geometry import Panel, Tiled
 from treadle.kernel.index import Index, Var, uses
-from treadle.kernel.nodes import Kernel, Local, Matmul, Matrix, Store
+from treadle.kernel.mapped import Nest
+from treadle.kernel.nodes import For, Kernel, Local, Matmul, Matrix, Role, Store
+from treadle.kernel.packs import copy_of
+from treadle.kernel.traverse import walk
 
 
 def _stride(index: Index, var: Var) -> int | None:
@@ -147,10 +152,24 @@ class Blocks(Writer):
     def __init__(self, kernel: Kernel, halves: frozenset[str]):
         narrow = {b.name for b in kernel.scratch if b.dtype is dtypes.float16}
         super().__init__(kernel, halves | narrow)
+        loops = (s for s in walk(kernel.body) if isinstance(s, For) and s.lanes > 1)
+        copies = [copy_of(loop.body) for loop in loops]
+        self.packed = frozenset(x.buffer for copy in copies if copy is not None for x in copy)
 
     def begin_group(self) -> None:
         super().begin_group()
         self.add(f"let warp = index / {self.warp};")
+
+    def iterations(self, nest: Nest, role: Role, sums: Collection[str]) -> None:
+        copy = copy_of(nest.body)
+        if nest.lanes == 1 or copy is None:
+            super().iterations(nest, role, sums)
+            return
+        q, width, packs = self.new("q"), self.geometry.share, nest.count // nest.lanes
+        with self.block(f"for (var {q} = tid; {q} < {packs}; {q} += {width})"):
+            self.decode(f"({q} * {nest.lanes})", nest.variables)
+            into, at = self.inside[copy[0].buffer], self.index(copy[0].index)
+            self.add(f"{into}[u32({at}) >> 2u] = {self.pack(copy[1], 0)};")
 
     def multiplied(self, s: Matmul) -> None:
         """Matrices side by side are a warp's, so that it loads those of the left once."""
@@ -189,6 +208,10 @@ class Blocks(Writer):
     def _place(self, matrix: Matrix, row: str, column: str) -> tuple[str, int, bool]:
         """Where a matrix starts, how far its lines are apart, and whether those are its rows."""
         down, across = matrix.rows.stride, matrix.columns.stride
-        assert 1 in (down, across) and matrix.buffer in self.inside
+        assert 1 in (down, across)
+        assert matrix.buffer in self.inside
         start = f"{self.index(matrix.index)} + {row} * {down} + {column} * {across}"
-        return f"&{self.inside[matrix.buffer]}[{start}]", max(down, across), across == 1
+        step, name = max(down, across), self.inside[matrix.buffer]
+        if matrix.buffer in self.packed:
+            return f"&{name}[u32({start}) >> 2u]", step // 4, across == 1
+        return f"&{name}[{start}]", step, across == 1

@@ -16,7 +16,18 @@ from treadle.codegen.wgsl.values import Values
 from treadle.kernel.access import accesses
 from treadle.kernel.geometry import Combine
 from treadle.kernel.mapped import Nest, geometry_of, grid_of, nest_of, shared_of, sums_of, width_of
-from treadle.kernel.nodes import Accumulate, For, Kernel, Matmul, Role, Space, Statement, Store, Update
+from treadle.kernel.nodes import (
+    Accumulate,
+    For,
+    Kernel,
+    Matmul,
+    Role,
+    Space,
+    Statement,
+    Store,
+    Update,
+)
+from treadle.kernel.shaders import PACKS
 
 
 class Writer(Values):
@@ -59,7 +70,8 @@ class Writer(Values):
             self.add(f"if (iteration >= {self.grid.count}) {{ return; }}")
         for b, _ in shared_of(self.kernel):
             type_ = "f16" if b.name in self.halves else scalars.memory(b.dtype)
-            name = self.share("shared", type_, b.size * groups)
+            type_, size = (PACKS, b.size // 4) if b.name in self.packed else (type_, b.size)
+            name = self.share("shared", type_, size * groups)
             self.inside[b.name] = name
             if groups > 1:
                 self.starts[b.name] = f"index / {share} * {b.size}"

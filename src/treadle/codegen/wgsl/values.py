@@ -57,6 +57,8 @@ class Values(Expressions):
             at = f"select(0, {at}, {self.guard})"
         if buffer in self.inside:
             start = f"{self.starts[buffer]} + " if buffer in self.starts else ""
+            if buffer in self.packed:
+                return f"{self.inside[buffer]}[u32({at}) >> 2u][u32({at}) & 3u]"
             return f"{self.inside[buffer]}[{start}{at}]"
         number = self.outside[buffer]
         if buffer in self.packed:

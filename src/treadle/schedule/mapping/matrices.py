@@ -14,9 +14,8 @@ from treadle.kernel.packs import is_pack
 from treadle.kernel.target import Mapping
 from treadle.kernel.traverse import walk
 from treadle.schedule.mapping.contractions import Contracting, Tile, by_words, lies_along
-from treadle.schedule.mapping.groups import in_order, nest
+from treadle.schedule.mapping.groups import PACKED, in_order, nest
 
-PACKED = 4  # elements of float16 that are copied at once: a vector of a shader
 HALF, WORD = 2, 4  # bytes of an operand, and of a sum
 # Rows and columns of a workgroup and of a warp, in the order in which ties are decided.
 TILES = (
