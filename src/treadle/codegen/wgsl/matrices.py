@@ -154,7 +154,9 @@ class Blocks(Writer):
         super().__init__(kernel, halves | narrow)
         loops = (s for s in walk(kernel.body) if isinstance(s, For) and s.lanes > 1)
         copies = [copy_of(loop.body) for loop in loops]
-        self.packed = frozenset(x.buffer for copy in copies if copy is not None for x in copy)
+        # All blocks are vectors of four, from which a matrix is loaded by more than one element.
+        self.packed = frozenset({x.buffer for copy in copies if copy is not None for x in copy})
+        self.packed |= narrow
 
     def begin_group(self) -> None:
         super().begin_group()
