@@ -4,6 +4,7 @@
     python bench/webgpu.py steps mlp cnn smollm2 --precision float32 --peers eager compile
     python bench/webgpu.py steps smollm2 --precision float16 --matrices --peers compile --profile
     python bench/webgpu.py products --precision float16 --matrices
+    bash bench/webgpu_gpu.sh OUT
     python bench/webgpu.py attention --sizes 256 64 8 --sizes 1024 64 2
 
 `all` is everything that is said of an NVIDIA GPU, each part in a process of its own with a limit of
@@ -112,7 +113,10 @@ def compare(name: str, given: argparse.Namespace) -> dict[str, Any]:
     alone = f"{own.turn(given.turn) * 1e3:.3f} ms before others are there"
     print(f"{name}: webgpu is compiled, {own.first:.1f} s, {alone}", flush=True)
     if given.profile:
-        print(str(step.profile(work.batch()))[:9000], flush=True)
+        table = str(step.profile(work.batch()))
+        if given.table:
+            given.table.write_text(table)
+        print("\n".join(table.splitlines()[: given.lines]), flush=True)
     found = [own, *(gpu.torch_contender(mode, name, work, values) for mode in given.peers)]
     gpu.agree(found)
     for c in found:
@@ -296,6 +300,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="*", default=["eager", "compile"])
     parser.add_argument("--tf32", action="store_true")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--table", type=Path, help="where `--profile` writes all of its lines")
+    parser.add_argument("--lines", type=int, default=100, help="of a profile that are printed")
     parser.add_argument("--turn", type=float, default=gpu.TURN, help="seconds of a turn")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sizes", nargs=3, type=int, action="append")

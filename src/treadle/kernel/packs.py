@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from treadle.base.dtypes import float16
 from treadle.kernel.access import accesses, locals_in
 from treadle.kernel.index import (
     Bounded,
@@ -15,7 +16,17 @@ from treadle.kernel.index import (
     data_locals,
     uses,
 )
-from treadle.kernel.nodes import For, Kernel, Let, Load, Position, Statement, Within
+from treadle.kernel.nodes import (
+    For,
+    Kernel,
+    Let,
+    Load,
+    Local,
+    Position,
+    Statement,
+    Store,
+    Within,
+)
 from treadle.kernel.target import Mapping
 from treadle.kernel.traverse import subvalues, walk
 
@@ -96,3 +107,25 @@ def lane_step(index: Index, var: Var, lanes: int) -> tuple[int | None, bool]:
 def is_pack(index: Index, var: Var, lanes: int) -> bool:
     """Whether elements of neighbouring iterations lie together, the first at a whole pack."""
     return lane_step(index, var, lanes) == (1, True)
+
+
+def copy_of(body: Sequence[Statement]) -> tuple[Store, Load] | None:
+    """What a loop copies from one place to another, element by element; None for other loops."""
+    match body:
+        case (Store(guard=None, value=Load() as load) as store,):
+            return store, load
+        case (Let(local, Load() as load), Store(guard=None, value=Local(name)) as store):
+            return (store, load) if name == local else None
+        case _:
+            return None
+
+
+def copied_lanes(kernel: Kernel, var: Var, body: Sequence[Statement], lanes: int) -> int:
+    """Elements that a group copies to its memory at a time: whole packs of one narrow float."""
+    found, types = copy_of(body), {b.name: b.dtype for b in (*kernel.buffers, *kernel.scratch)}
+    if found is None or found[0].buffer not in {b.name for b in kernel.scratch}:
+        return 1
+    store, load = found
+    is_narrow = types[store.buffer] is types[load.buffer] is float16
+    is_whole = all(is_pack(x.index, var, lanes) for x in found) and var.extent % lanes == 0
+    return lanes if is_narrow and is_whole else 1

@@ -261,6 +261,8 @@ class Rewriting:
     # store none, where no library has attention; 0 for never. Matmuls with stored scores are
     # faster where there is room: on a processor's Vulkan they took 0.61 to 0.67 of the time.
     least_scores: int = 0
+    # The same where warps multiply blocks of float16 as matrices: chosen, 64 heads of 32 by 32.
+    least_matrix_scores: int = 1 << 16
     # Positions of a block of queries or keys, chosen: 64 rows of 64 floats are half of a
     # first-level cache; causal blocks of 32 leave out more of the keys that come after a query;
     # lengths whose largest divisor is below 16 would give small matmuls.

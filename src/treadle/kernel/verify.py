@@ -194,11 +194,17 @@ class _Checker:
         factors = {self.buffers[name].dtype for name, _ in statement.scales}
         if factors - {dtypes.float32} or len(statement.scales) > 2:
             raise self.wrong(f"{statement.scales} are no scales of a product")
-        if not is_whole and (target.columns.stride, right.columns.stride) != (1, 1):
-            raise self.wrong("columns of a product are not next to each other")
         into, *found = (self.buffers[m.buffer].dtype for m in statement.matrices)
+        own = {b.name for b in self.kernel.scratch}
+        # Warps of a group multiply matrices of float16 in its memory, which may lie either way.
+        is_of_group = all(m.buffer in own for m in statement.matrices)
+        is_of_group = is_of_group and found[0] is dtypes.float16 and into is dtypes.float32
+        apart = (target.columns.stride, right.columns.stride) != (1, 1)
+        if apart and not (is_whole or is_of_group):
+            raise self.wrong("columns of a product are not next to each other")
         is_plain = into is found[0] and into in (dtypes.float32, dtypes.float64)
         is_narrow = is_whole and into.is_float and into in (found[0], accumulator(found[0]))
+        is_narrow = is_narrow or is_of_group
         is_float8 = is_whole and into in (dtypes.bfloat16, dtypes.float32)
         is_float8 = is_float8 and all(d in dtypes.FLOAT8 for d in found)
         if not is_float8 and (found[0] is not found[1] or not (is_plain or is_narrow)):

@@ -22,6 +22,7 @@ from treadle.kernel.nodes import (
     Barrier,
     For,
     Kernel,
+    Matmul,
     Role,
     Space,
     Statement,
@@ -150,7 +151,8 @@ class _Mapped:
         own, written = {b.name for b in self.kernel.scratch}, set[str]()
         for s in walk(self.kernel.body):
             every = [] if isinstance(s, For) else [a for a in accesses([s]) if a.buffer in own]
-            read = {a.buffer for a in every if not a.writes or not isinstance(s, Store)}
+            sets = isinstance(s, Store) or (isinstance(s, Matmul) and not s.adds)
+            read = {a.buffer for a in every if not a.writes or not sets}
             if not read <= written:
                 missing = ", ".join(sorted(read - written))
                 raise self.wrong(f"{missing} is read before it is written")

@@ -25,7 +25,12 @@ from treadle.kernel.nodes import (
     Statement,
     Store,
 )
-from treadle.schedule import attention_stream, attention_stream_grad, softmax
+from treadle.schedule import (
+    attention_matrices,
+    attention_stream,
+    attention_stream_grad,
+    softmax,
+)
 from treadle.schedule.attention_blocks import Keys, Queries, queries_of
 from treadle.schedule.calls import library_attention
 from treadle.schedule.keep import ROOTS
@@ -55,7 +60,7 @@ from treadle.schedule.softmax import (
     statistics,
     sub,
 )
-from treadle.schedule.templates import is_of_library
+from treadle.schedule.templates import is_by_matrices, is_of_library
 
 # What masked scores are taken for in the maximum, as in the definition.
 LOWEST = -3.4e38
@@ -66,11 +71,20 @@ def attention_kernels(lowering: Lowering, position: int, node: Node) -> list[Ker
     if is_of_library(lowering.graph, node, lowering.target):
         return library_attention(lowering, position, node)
     if lowering.target.rewriting.least_scores:
-        is_forward = node.op is c.ATTENTION
-        made = attention_stream.Forward if is_forward else attention_stream_grad.Backward
+        types = tuple(map(lowering.graph.type_of, node.operands))
+        made = _STREAMS[is_by_matrices(node, types, lowering.target), node.op is c.ATTENTION]
         return made(lowering, position, node).kernels()
     blocks = _Forward if node.op is c.ATTENTION else _Backward
     return blocks(lowering, position, node).kernels()
+
+
+# By whether warps multiply matrices, and whether it is the forward pass.
+_STREAMS: dict[tuple[bool, bool], type[attention_matrices.Streamed]] = {
+    (False, True): attention_stream.Forward,
+    (False, False): attention_stream_grad.Backward,
+    (True, True): attention_matrices.Forward,
+    (True, False): attention_matrices.Backward,
+}
 
 
 class _Attention:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from treadle.base.dtypes import DType
 from treadle.ir import composites as c
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
@@ -121,16 +122,24 @@ class Streams:
     def tile(self, name: str, width: int, is_transposed: bool = False) -> Tile:
         """A block of rows; transposed, with a gap so that threads read other banks."""
         stride, rows = (self.block + 1, width) if is_transposed else (width, self.block)
-        return Tile(self._own(name, rows * stride), stride, is_transposed)
+        return Tile(self.own(name, rows * stride), stride, is_transposed)
+
+    def sums(self, name: str, width: int) -> Tile:
+        """Sums for a block of rows."""
+        return self.tile(name, width)
 
     def scores(self, name: str) -> Tile:
-        return Tile(self._own(name, self.block * (self.block + 1)), self.block + 1)
+        return Tile(self.own(name, self.block * (self.block + 1)), self.block + 1)
+
+    def weights(self, name: str) -> Tile:
+        """Probabilities, or gradients of scores, that rows are multiplied by."""
+        return self.scores(name)
 
     def numbers(self, name: str) -> Numbers:
-        return Numbers(self._own(name, self.block))
+        return Numbers(self.own(name, self.block))
 
-    def _own(self, name: str, size: int) -> Buffer:
-        self.scratch.append(Buffer(name, F32, size))
+    def own(self, name: str, size: int, dtype: DType = F32) -> Buffer:
+        self.scratch.append(Buffer(name, dtype, size))
         return self.scratch[-1]
 
     def kernel(
@@ -146,18 +155,20 @@ class Streams:
 
     # Elements, in float32
 
-    def element(self, operand: int, indices: Sequence[Index], other: float = 0.0) -> Value:
+    def element(
+        self, operand: int, indices: Sequence[Index], other: float = 0.0, dtype: DType = F32
+    ) -> Value:
         """An element of an operand; another number beyond its end."""
         found, axes, used = self.sources[operand]
         self.reader.used |= used
         pairs = list(zip(axes, indices, strict=True))
         inside = {v: bounded(i, v.extent) for v, i in pairs}
-        (named,) = substituted([Let("element", as_dtype(found, F32))], inside)
+        (named,) = substituted([Let("element", as_dtype(found, dtype))], inside)
         assert isinstance(named, Let)
         value = named.value
         for v, i in pairs:
             if i.range[1] >= v.extent:
-                value = Guarded(Within(i, 0, v.extent), value, Literal(other, F32), F32)
+                value = Guarded(Within(i, 0, v.extent), value, Literal(other, dtype), dtype)
         return value
 
     def of_keys(self, at: BlockPair) -> tuple[Index, Index]:
@@ -167,7 +178,8 @@ class Streams:
     def copied(self, tile: Tile, operand: int, heads: tuple[Index, Index], first: Index) -> Body:
         """A block of an operand's rows to shared memory."""
         i, d = Var("i", self.block), Var("d", self.types[operand].shape[3])
-        value = self.element(operand, [*heads, first + variable(i), variable(d)])
+        indices = [*heads, first + variable(i), variable(d)]
+        value = self.element(operand, indices, dtype=tile.buffer.dtype)
         return parallel([i, d], [tile.store(value, variable(i), variable(d))])
 
     def score(self, total: Value, at: BlockPair, query: Index, key: Index) -> Value:
@@ -223,9 +235,9 @@ class Forward(Streams):
         at = BlockPair(b, h, block * self.block)
         queries, held = self.tile("queries", self.depth), self.scores("scores")
         most = max(self.depth, self.width)
-        shared = Tile(self._own("keys", most * (self.block + 1)), self.block + 1, True)
+        shared = Tile(self.own("keys", most * (self.block + 1)), self.block + 1, True)
         values = replace(shared, stride=self.width, is_transposed=False)  # after the keys
-        out = self.tile("sums", self.width)
+        out = self.sums("sums", self.width)
         self.shift, self.total, self.factor = map(self.numbers, ("shift", "total", "factor"))
         i = Var("i", self.block)
         first = [

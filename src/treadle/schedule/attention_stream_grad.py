@@ -69,8 +69,8 @@ class Backward(Streams):
         self.queries, self.ct = self.tile("queries", self.depth), self.tile("ct", self.width)
         self.keys = self.tile("keys", self.depth, is_transposed=True)
         self.values = self.tile("values", self.width, is_transposed=True)
-        self.logs, self.sums = self.numbers("logs"), self.numbers("row_sums")
-        self.gradients = self.scores("gradients")
+        self.logs, self.row_sums = self.numbers("logs"), self.numbers("row_sums")
+        self.gradients = self.weights("gradients")
 
     def _read_queries(self, at: BlockPair) -> Body:
         """A block of queries with their cotangents, logarithms and row sums."""
@@ -81,7 +81,7 @@ class Backward(Streams):
         body: list[Statement] = [
             Let("log", self.element(self.LSE, [*heads, query])),
             self.logs.store(log, variable(i)),
-            self.sums.store(sums, variable(i)),
+            self.row_sums.store(sums, variable(i)),
         ]
         return (
             *self.copied(self.queries, self.Q, heads, at.query),
@@ -111,7 +111,7 @@ class Backward(Streams):
         def store(i: Index, s: Index, sums: Sequence[Value]) -> list[Statement]:
             score, by_value = sums
             weight = power(self.score(score, at, i, s), self.logs.load(i))
-            gradient = mul(local("weight"), sub(by_value, self.sums.load(i)))
+            gradient = mul(local("weight"), sub(by_value, self.row_sums.load(i)))
             found: list[Statement] = [
                 Let("weight", self.seen(at, i, s, weight, 0.0, 0.0)),
                 self.gradients.store(gradient if scale == 1 else mul(gradient, scale), i, s),
@@ -154,7 +154,7 @@ class Backward(Streams):
         at, var = BlockPair(b, h, block * self.block), self.through("kb", self.key_blocks)
         inner = replace(at, key=variable(var) * self.block)
         self._begin()
-        d_q = self.tile("sums", self.depth)
+        d_q = self.sums("sums", self.depth)
         step = (
             *self._read_keys(inner),
             *self._differentiated(inner, None, self.scale),
@@ -176,8 +176,8 @@ class Backward(Streams):
         after = block if self.causal else constant(0)  # the first block that sees it
         at = BlockPair(b, head, (after + variable(var)) * self.block, block * self.block)
         self._begin()
-        weights = self.scores("weights")
-        d_k, d_v = self.tile("key_sums", self.depth), self.tile("value_sums", self.width)
+        weights = self.weights("weights")
+        d_k, d_v = self.sums("key_sums", self.depth), self.sums("value_sums", self.width)
         step = (
             *self._read_queries(at),
             *self._differentiated(at, weights, self.scale),

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treadle.kernel.index import Index, Var, variable
-from treadle.kernel.nodes import Accumulate, Buffer, Let, Literal, Load, Statement, Store, Value
-from treadle.schedule.nests import Body, in_order, parallel
+from treadle.kernel.nodes import (
+    Accumulate,
+    Buffer,
+    Let,
+    Literal,
+    Load,
+    Matrix,
+    Statement,
+    Store,
+    StridedAxis,
+    Value,
+)
+from treadle.schedule.nests import Body, as_dtype, in_order, parallel
 from treadle.schedule.softmax import F32, local, mul
 
 MOST = 4  # rows and columns of a thread: sixteen sums, and eight numbers that are multiplied
@@ -27,10 +38,19 @@ class Tile:
         return row * self.stride + column
 
     def load(self, row: Index, column: Index) -> Value:
-        return Load(self.buffer.name, self.at(row, column), F32)
+        return as_dtype(Load(self.buffer.name, self.at(row, column), self.buffer.dtype), F32)
 
     def store(self, value: Value, row: Index, column: Index) -> Store:
-        return Store(self.buffer.name, self.at(row, column), value)
+        return Store(self.buffer.name, self.at(row, column), as_dtype(value, self.buffer.dtype))
+
+    def matrix(self, rows: int, columns: int) -> Matrix:
+        steps = (1, self.stride) if self.is_transposed else (self.stride, 1)
+        sides = zip((rows, columns), steps, strict=True)
+        return Matrix(self.buffer.name, Index(), *(StridedAxis(n, step) for n, step in sides))
+
+    @property
+    def transposed(self) -> Tile:
+        return replace(self, is_transposed=not self.is_transposed)
 
     def cleared(self, rows: int, columns: int) -> Body:
         i, j = Var("i", rows), Var("j", columns)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from treadle.base.dtypes import float32
+from treadle.base.dtypes import float16, float32
 from treadle.ir import composites as c
 from treadle.ir.control import SCAN
 from treadle.ir.graph import Graph, Node
@@ -53,14 +53,44 @@ def streamed_block(node: Node, types: Sequence[TensorType], target: Target) -> i
     if not all(t.dtype.is_float and t.dtype.itemsize <= 4 and t.size for t in types):
         return 0
     (batch, heads, length, depth), count, width = q.shape, k.shape[2], v.shape[3]
-    is_large = batch * heads * length * count >= target.rewriting.least_scores > 0
-    if target.mapping is None or not is_large:
+    count_scores, longest = batch * heads * length * count, max(length, count)
+    if is_by_matrices(node, types, target) and count_scores >= target.rewriting.least_matrix_scores:
+        return MATRIX_BLOCK
+    if target.mapping is None or not count_scores >= target.rewriting.least_scores > 0:
         return 0
-    longest = max(length, count)
     for block in (n for n in BLOCKS if n < 2 * longest):
         if 4 * _streamed_floats(node, block, depth, width) <= target.mapping.shared_limit:
             return block
     return 0
+
+
+MATRIX_BLOCK = 32  # queries and keys whose warps multiply matrices of 16 by 16: four for scores
+
+
+def is_by_matrices(node: Node, types: Sequence[TensorType], target: Target) -> bool:
+    """Whether warps multiply the blocks of attention, of float16, as matrices."""
+    is_forward, mapping = node.op is c.ATTENTION, target.mapping
+    if mapping is None or not mapping.matrices or (not is_forward and len(types) > 6):
+        return False  # a bias has gradients
+    q, k, v = types[:3] if is_forward else types[3:6]
+    factors = [q, k, v] if is_forward else [types[0], q, k, v]
+    depth, width = q.shape[3], v.shape[3]
+    is_whole = depth % mapping.matrices == width % mapping.matrices == 0
+    longest = max(q.shape[2], k.shape[2])
+    fits = _matrix_bytes(node, depth, width) <= mapping.shared_limit
+    is_narrow = all(t.dtype is float16 for t in factors)
+    return is_whole and is_narrow and fits and 2 * longest > MATRIX_BLOCK
+
+
+def _matrix_bytes(node: Node, depth: int, width: int) -> int:
+    """Of the largest kernel in shared memory: blocks of both sides, their scores, and sums."""
+    block = MATRIX_BLOCK
+    score, weight = 4 * block * (block + 4), 2 * block * (block + 8)
+    if node.op is c.ATTENTION:
+        sides = 2 * block * (2 * depth + width + 24)
+        return sides + score + weight + 4 * block * (width + 4) + 4 * block * 11
+    sides = 4 * block * (depth + width + 16)
+    return sides + score + 2 * weight + 4 * block * (depth + width + 8) + 8 * block
 
 
 def _streamed_floats(node: Node, block: int, depth: int, width: int) -> int:

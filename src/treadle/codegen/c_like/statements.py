@@ -54,6 +54,10 @@ class Writer(Protocol):
     def stored(self, s: Store, is_group: bool, /) -> None: ...
     def updated(self, s: Update, is_group: bool, /) -> None: ...
     def barrier(self, scope: Role, /) -> None: ...
+    def multiplied(self, s: Matmul, /) -> None:
+        """A product of matrices in a group's memory, made by all of its warps."""
+        ...
+
     def column(self, loop: For, is_last: bool, /) -> None: ...
     def part(self, s: Accumulate, lanes: int, /) -> str: ...
     def iterations(self, nest: Nest, role: Role, sums: Collection[str], /) -> None: ...
@@ -95,8 +99,10 @@ def statement(w: Writer, s: Statement, is_group: bool = False) -> None:
             w.updated(s, is_group)
         case Barrier(scope):
             w.barrier(scope)
-        case Matmul() | LibraryCall():
-            raise AssertionError("matmuls are kernels of their own")
+        case Matmul():
+            w.multiplied(s)
+        case LibraryCall():
+            raise AssertionError("library calls are kernels of their own")
         case _:
             assert_never(s)
 

@@ -33,6 +33,7 @@ from treadle.kernel.nodes import (
     Buffer,
     For,
     Kernel,
+    Matmul,
     Role,
     Space,
     Statement,
@@ -361,6 +362,9 @@ class Writer(Lanes):
 
     def _first(self, is_group: bool) -> AbstractContextManager[None]:
         return self.block(f"if ({self.tid} == 0)") if is_group else nullcontext()
+
+    def multiplied(self, s: Matmul) -> None:
+        raise AssertionError("matmuls are kernels of their own")
 
     def barrier(self, scope: Role) -> None:
         self.add("__syncwarp();" if scope is Role.SUBGROUP else "__syncthreads();")

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from treadle.base import dtypes
 from treadle.codegen.wgsl import scalars
+from treadle.codegen.wgsl.matrices import Blocks, Matrices
 from treadle.codegen.wgsl.prelude import ROUNDED, called
 from treadle.codegen.wgsl.render import Writer
 from treadle.codegen.wgsl.scatter import Scatter
-from treadle.codegen.wgsl.tiles import Contraction, Matrices
+from treadle.codegen.wgsl.tiles import Contraction
 from treadle.codegen.wgsl.values import Values
 from treadle.kernel.geometry import Scattered, Tiled
 from treadle.kernel.mapped import blocks_of, geometry_of
-from treadle.kernel.nodes import Kernel
+from treadle.kernel.nodes import Kernel, Matmul
 from treadle.kernel.program import Program
 from treadle.kernel.shaders import (
     AS_DEVICE,
@@ -28,6 +29,7 @@ from treadle.kernel.shaders import (
     Shader,
     module,
 )
+from treadle.kernel.traverse import walk
 
 
 def render_program(program: Program, halves: bool = False) -> tuple[Shader, ...]:
@@ -55,7 +57,8 @@ def _written(kernel: Kernel, halves: frozenset[str]) -> Values:
         case Scattered() as scattered:
             lines = Scatter(kernel, scattered, halves)
         case None:
-            lines = Writer(kernel, halves)
+            has_matrices = any(isinstance(s, Matmul) for s in walk(kernel.body))
+            lines = (Blocks if has_matrices else Writer)(kernel, halves)
     lines.written()
     return lines
 

@@ -16,7 +16,18 @@ from treadle.codegen.wgsl.values import Values
 from treadle.kernel.access import accesses
 from treadle.kernel.geometry import Combine
 from treadle.kernel.mapped import Nest, geometry_of, grid_of, nest_of, shared_of, sums_of, width_of
-from treadle.kernel.nodes import Accumulate, For, Kernel, Role, Space, Statement, Store, Update
+from treadle.kernel.nodes import (
+    Accumulate,
+    For,
+    Kernel,
+    Matmul,
+    Role,
+    Space,
+    Statement,
+    Store,
+    Update,
+)
+from treadle.kernel.shaders import PACKS
 
 
 class Writer(Values):
@@ -58,7 +69,9 @@ class Writer(Values):
         if self.grid.count % groups:
             self.add(f"if (iteration >= {self.grid.count}) {{ return; }}")
         for b, _ in shared_of(self.kernel):
-            name = self.share("shared", scalars.memory(b.dtype), b.size * groups)
+            type_ = "f16" if b.name in self.halves else scalars.memory(b.dtype)
+            type_, size = (PACKS, b.size // 4) if b.name in self.packed else (type_, b.size)
+            name = self.share("shared", type_, size * groups)
             self.inside[b.name] = name
             if groups > 1:
                 self.starts[b.name] = f"index / {share} * {b.size}"
@@ -188,6 +201,9 @@ class Writer(Values):
 
     def _first(self, is_group: bool) -> AbstractContextManager[None]:
         return self.block("if (tid == 0)") if is_group else nullcontext()
+
+    def multiplied(self, s: Matmul) -> None:
+        raise AssertionError("matmuls are kernels of their own")
 
     def barrier(self, scope: Role) -> None:
         if scope is Role.SUBGROUP:

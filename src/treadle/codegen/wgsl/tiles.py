@@ -11,19 +11,12 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from treadle.base import dtypes
 from treadle.codegen.c_like import statements
 from treadle.codegen.c_like.tiles import limits_of, product_of, tiles_of
 from treadle.codegen.wgsl.render import Writer
 from treadle.kernel.geometry import Panel, Tiled
-from treadle.kernel.index import Index, Var, uses
-from treadle.kernel.nodes import Convert, Kernel, Load, Local, Store, Value
-
-
-def _stride(index: Index, var: Var) -> int | None:
-    """How far a step of a variable is; None where that is not the same everywhere."""
-    found = [f for atom, f in index.terms if uses(atom, var)]
-    return found[0] if len(found) == 1 and (var, found[0]) in index.terms else None
+from treadle.kernel.index import Var
+from treadle.kernel.nodes import Convert, Kernel, Load, Value
 
 
 def load_of(value: Value) -> Load:
@@ -245,120 +238,3 @@ class Contraction(Writer):
             self.add(f"var total: f32 = {total};")
             self.names[local], self.dtypes[local] = "total", self.product.dtype
             self.all(self.product.after)
-
-
-class Matrices(Contraction):
-    """A contraction whose warps multiply matrices, float16 summed in float32."""
-
-    panel_type = "f16"
-
-    def __init__(self, kernel: Kernel, tiled: Tiled, halves: frozenset[str]):
-        super().__init__(kernel, tiled, halves)
-        sides = (tiled.left, self.product.left), (tiled.right, self.product.right)
-        self.packed = frozenset(load_of(value).buffer for p, value in sides if p.lanes > 1)
-        self.plain = self._plain_store()
-        self.floats = frozenset([self.plain[0].buffer] if self.plain else [])
-
-    def _plain_store(self) -> tuple[Store, int] | None:
-        """What follows, where that is a store of whole rows of float32 and nothing else."""
-        tile, product = self.tile, self.product
-        if len(product.after) != 1 or len(tile.rows) > 1 or len(tile.columns) > 1:
-            return None
-        store, (row,), (column,) = product.after[0], tile.rows, tile.columns
-        if not isinstance(store, Store) or store.guard is not None or limits_of(tile):
-            return None
-        is_sum = store.value == Local(product.local, product.dtype)
-        if not is_sum or self.types[store.buffer] is not dtypes.float32:
-            return None
-        stride, across = (_stride(store.index, v) for v in (row, column))
-        reads = {load_of(product.left).buffer, load_of(product.right).buffer}
-        is_plain = stride is not None and across == 1 and store.buffer not in reads
-        return (store, stride) if is_plain and stride is not None else None
-
-    def _clear(self) -> None:
-        self.edge, warps = self.tile.matrices, self.geometry.threads // self.tile.shares
-        self.down, self.across = (n // self.edge for n in (self.tile.down, self.tile.across))
-        if self.plain is None:
-            self.stage = self.share("stage", "f32", warps * self.tile.stage_step * self.edge)
-        self.matrix = f"coop_mat{self.edge}x{self.edge}"
-        for i in range(self.down):
-            for j in range(self.across):
-                self.add(f"var sum_{i}_{j} = {self.matrix}<f32, C>();")
-
-    def _walk(self, lefts: str, rights: str) -> None:
-        """Matrices are multiplied under no condition: a compiler must see that all threads do."""
-        tile, depth = self.tile, self.tile.tile_depth
-        if not tile.is_ahead:
-            super()._walk(lefts, rights)
-            return
-        end = -(-tile.sizes[-1] // depth) * depth
-        for head in ("", f"for (var start = {depth}; start <= {end}; start += {depth})"):
-            with self.block(head):
-                if not head:
-                    self.add("let start = 0;")
-                stores = self._copies(lefts, rights)
-                if head:
-                    self._multiply(lefts, rights)
-                    self.add("workgroupBarrier();")
-                for line in stores:
-                    self.add(line)
-                self.add("workgroupBarrier();")
-
-    def _multiply(self, lefts: str, rights: str) -> None:
-        tile, edge = self.tile, self.edge
-        for d in range(0, tile.tile_depth, edge):
-            for i in range(self.down):
-                row = "ty", tile.down, i * edge
-                self.add(f"let a_{d}_{i} = {self._loaded(lefts, tile.left, row, d, 'A')};")
-            for j in range(self.across):
-                column = "tx", tile.across, j * edge
-                self.add(f"let b_{d}_{j} = {self._loaded(rights, tile.right, column, d, 'B')};")
-                for i in range(self.down):
-                    name = f"sum_{i}_{j}"
-                    self.add(f"{name} = coopMultiplyAdd(a_{d}_{i}, b_{d}_{j}, {name});")
-
-    def _loaded(self, name: str, panel: Panel, own: tuple[str, int, int], d: int, role: str) -> str:
-        """A matrix of a panel: rows of the left operand, columns of the right one lie along it.
-
-        Where it starts, and how far its rows are apart, is counted in elements of the panel.
-        """
-        is_by_rows, size = panel.is_along == (role == "A"), 4 if panel.lanes > 1 else 1
-        warp, length, more = own
-        step = panel.step // size
-        if panel.is_along:
-            start = f"({warp} * {length} + {more}) * {step} + {d // size}"
-        else:
-            start = f"{d * step} + {warp} * {length // size} + {more // size}"
-        load = "coopLoadT" if is_by_rows else "coopLoad"
-        return f"{load}<{self.matrix}<f16, {role}>>(&{name}[{start}], {step}u)"
-
-    def _finish(self) -> None:
-        """Some matrices at a time by way of memory, where threads of a warp find their elements."""
-        tile, edge, shares, staged = self.tile, self.edge, self.tile.shares, self.tile.staged
-        if self.plain is not None:
-            self._stored(*self.plain)
-            return
-        wide, step = staged * edge, tile.stage_step
-        stage = f"index / {shares} * {edge * step}"
-        for i in range(self.down):
-            for j in range(0, self.across, staged):
-                for u in range(staged):
-                    place = f"&{self.stage}[{stage} + {u * edge}]"
-                    self.add(f"coopStoreT(sum_{i}_{j + u}, {place}, {step}u);")
-                self.add("workgroupBarrier();")
-                with self.block(f"for (var e = share; e < {edge * wide}; e += {shares})"):
-                    row = f"ty * {tile.down} + {i * edge} + e / {wide}"
-                    column = f"tx * {tile.across} + {j * edge} + e % {wide}"
-                    at = f"{stage} + e / {wide} * {step} + e % {wide}"
-                    self._after(row, column, f"{self.stage}[{at}]")
-                self.add("workgroupBarrier();")
-
-    def _stored(self, store: Store, stride: int) -> None:
-        """Matrices as they are, where nothing is to be done with their elements."""
-        tile, edge, memory = self.tile, self.edge, self.outside[store.buffer]
-        for i in range(self.down):
-            for j in range(self.across):
-                self.decode(f"(first_row + ty * {tile.down} + {i * edge})", tile.rows)
-                self.decode(f"(first_column + tx * {tile.across} + {j * edge})", tile.columns)
-                place = f"&memory{memory}[p{memory} + u32({self.index(store.index)})]"
-                self.add(f"coopStoreT(sum_{i}_{j}, {place}, {stride}u);")

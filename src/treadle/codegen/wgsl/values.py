@@ -57,6 +57,8 @@ class Values(Expressions):
             at = f"select(0, {at}, {self.guard})"
         if buffer in self.inside:
             start = f"{self.starts[buffer]} + " if buffer in self.starts else ""
+            if buffer in self.packed:
+                return f"{self.inside[buffer]}[u32({at}) >> 2u][u32({at}) & 3u]"
             return f"{self.inside[buffer]}[{start}{at}]"
         number = self.outside[buffer]
         if buffer in self.packed:
@@ -73,9 +75,11 @@ class Values(Expressions):
 
     def read(self, buffer: str, index: Index) -> str:
         dtype, element = self.types[buffer], self.element(buffer, index)
+        if buffer in self.halves:
+            return f"f32({element})"
         if buffer in self.inside:
             return f"({element} != 0u)" if dtype is dtypes.bool_ else element
-        return f"f32({element})" if buffer in self.halves else scalars.loaded(element, dtype)
+        return scalars.loaded(element, dtype)
 
     def put(self, buffer: str, index: Index, text: str) -> str:
         dtype, element = self.types[buffer], self.element(buffer, index)

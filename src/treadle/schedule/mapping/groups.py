@@ -33,7 +33,7 @@ from treadle.kernel.nodes import (
     Update,
     Value,
 )
-from treadle.kernel.packs import is_pack, lanes_for
+from treadle.kernel.packs import copied_lanes, is_pack, lanes_for
 from treadle.kernel.target import Mapping
 from treadle.kernel.traverse import (
     indices_of,
@@ -45,6 +45,8 @@ from treadle.kernel.traverse import (
 )
 from treadle.schedule.mapping.shapes import is_parallel
 from treadle.schedule.nests import Body, is_sum, nested
+
+PACKED = 4  # elements of float16 that are copied at once: a vector of a shader
 
 
 def in_order(body: Sequence[Statement]) -> Body:
@@ -129,7 +131,14 @@ class Group:
         if not self.is_aligned:
             return 1
         held = {self.held[a.buffer] for a in accesses([loop]) if a.buffer in self.held}
-        return held.pop() if held else lanes_of(self.kernel, loop, share, self.mapping)
+        if held:
+            return held.pop()
+        if self.mapping.matrices and share > self.mapping.warp:
+            loops, body = nested(loop)
+            packed = copied_lanes(self.kernel, loops[-1], body, PACKED)
+            if packed > 1:
+                return packed
+        return lanes_of(self.kernel, loop, share, self.mapping)
 
     def _shared(self, loop: For, moved: For) -> Body:
         """Iterations of a loop shared out among threads; among warps if they are few and long."""

@@ -40,7 +40,7 @@ from treadle.schedule.mapping.groups import (
     with_locals,
     with_stages,
 )
-from treadle.schedule.mapping.matrices import are_matrices, map_matrices
+from treadle.schedule.mapping.matrices import are_matrices, map_matrices, warps_for
 from treadle.schedule.mapping.shapes import (
     Shape,
     chosen_shape,
@@ -88,6 +88,9 @@ def map_kernel(
         return by_parts
     kernel = with_short_rows(kernel, mapping)
     shape = chosen_shape(kernel, mapping, is_aligned)
+    warps = warps_for(kernel, mapping)
+    if warps:
+        shape = replace(shape, share=mapping.warp * warps, threads=mapping.warp * warps)
     return _map_shape(kernel, shape, mapping, is_aligned, False)
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from treadle.base import dtypes
 from treadle.kernel.contraction import Axes, Operand
 from treadle.kernel.geometry import Geometry, Panel, Tiled
-from treadle.kernel.nodes import Kernel, Load, Role
+from treadle.kernel.nodes import Kernel, Load, Matmul, Role
 from treadle.kernel.packs import is_pack
 from treadle.kernel.target import Mapping
+from treadle.kernel.traverse import walk
 from treadle.schedule.mapping.contractions import Contracting, Tile, by_words, lies_along
-from treadle.schedule.mapping.groups import in_order, nest
+from treadle.schedule.mapping.groups import PACKED, in_order, nest
 
-PACKED = 4  # elements of float16 that are copied at once: a vector of a shader
 HALF, WORD = 2, 4  # bytes of an operand, and of a sum
 # Rows and columns of a workgroup and of a warp, in the order in which ties are decided.
 TILES = (
@@ -29,6 +30,14 @@ PRODUCTS, BYTES = 512, 15
 # share a multiprocessor hide each other's: of 256 threads with 128 sums each there is one. The same
 # product with a depth of 576 took 57,000 cycles a tile, of which 37,000 are those of the depth.
 AFTER, BEFORE = 0.4, 2000
+
+
+def warps_for(kernel: Kernel, mapping: Mapping) -> int:
+    """Warps of a group that multiplies matrices in its memory, each as many; 0 where none does."""
+    found = [s.target for s in walk(kernel.body) if isinstance(s, Matmul)]
+    edge = max(1, mapping.matrices)
+    counts = [t.rows.count // edge * (t.columns.count // edge) for t in found]
+    return math.gcd(*counts, MOST_WARPS) if counts else 0
 
 
 def are_matrices(found: Contracting, mapping: Mapping) -> bool:
@@ -62,6 +71,7 @@ def _cycles(tile: Tiled, calls: int, mapping: Mapping) -> float:
     return -(-calls * tile.blocks // mapping.blocks) * (k * max(multiplied, loaded) + around)
 
 
+MOST_WARPS = 8  # of a group
 SHARED_THREADS = 128  # of a workgroup that leaves registers for another one, with 128 sums each
 
 
