@@ -42,18 +42,21 @@ def mpiexec() -> str:
     return found
 
 
-def launched(ranks: int, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """A script of this folder on several ranks, a thread each."""
+def launched(
+    ranks: int, *arguments: str, timeout: float = 120, threads: int = 1
+) -> subprocess.CompletedProcess[str]:
+    """A script of this folder on several ranks, a thread each or some."""
     source = str(HERE.parent / "src")
-    environment = {**os.environ, "TREADLE_THREADS": "1", "PYTHONPATH": source}
+    environment = {**os.environ, "TREADLE_THREADS": str(threads), "PYTHONPATH": source}
     command = [mpiexec(), "-n", str(ranks), sys.executable, *arguments]
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=timeout, cwd=HERE
     )
 
 
-def trained(ranks: int, names: list[str], path: Path) -> dict[str, Any]:
-    done = launched(ranks, "distributed_cases.py", str(path), str(STEPS), *names, timeout=500)
+def trained(ranks: int, names: list[str], path: Path, threads: int = 1) -> dict[str, Any]:
+    given = ["distributed_cases.py", str(path), str(STEPS), *names]
+    done = launched(ranks, *given, timeout=500, threads=threads)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(path.read_text())
 
@@ -89,6 +92,16 @@ def test_more_ranks_give_the_bits_of_one(ranks: int, alone: dict[str, Any], tmp_
         assert found["digest"] == alone[name.removesuffix(cases.SHARDED)]["digest"], name
     held = together["gpt, sharded"]["parameters"] / alone["gpt"]["parameters"]
     assert held <= 1.05 / ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [2, 8])
+def test_ranks_of_two_threads_give_the_bits_of_one(shards: int, tmp_path: Path) -> None:
+    """They update in parts, and send after phases: with one shard each, inside programs."""
+    names = [f"{n}, {shards} shards" for n in ("mlp", "cnn", "gpt", "float16")]
+    together = trained(2, names, tmp_path / "found.json", threads=2)
+    for name in names:
+        assert together[name]["digest"] == cases.trained(name, STEPS)["digest"], name
 
 
 @pytest.mark.slow

@@ -13,7 +13,17 @@ import treadle as td
 from test_distributed import launched
 from test_distributed_gpu import TwoRanks
 from treadle.kernel.plan import Point, last_uses, points_after
-from treadle.runtime.chain import LOOKS, Gather, Swap
+from treadle.runtime.chain import (
+    LOOKS,
+    RESULTS,
+    Chain,
+    Gather,
+    Place,
+    Run,
+    Swap,
+    input_name,
+)
+from treadle.runtime.cpu.chain import NativeChain
 from treadle.runtime.cpu.threads import Pool
 from treadle.runtime.executable import CallingProgram
 from treadle.step import compile as compiling
@@ -119,6 +129,48 @@ def test_a_step_of_one_process_is_one_native_call(monkeypatch: pytest.MonkeyPatc
     for batch in cases.rows("text", 6):
         step(batch)
     assert len(made) == 6
+
+
+def test_a_step_that_is_interrupted_at_its_end_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C arrives when the native call returns: the step is counted, and training goes on."""
+    steps = [cases.compiled("mlp") for _ in range(2)]
+    batches = list(cases.rows("rows", 3))
+    for batch in batches:
+        steps[0](batch)
+    run = Pool.run
+
+    def interrupted(*given: Any) -> None:
+        run(*given)
+        raise KeyboardInterrupt
+
+    steps[1](batches[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(Pool, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            steps[1](batches[1])
+    assert steps[1].count == 2
+    steps[1](batches[2])
+    for name, value in steps[0].state_dict().items():
+        np.testing.assert_array_equal(steps[1].state_dict()[name], value, err_msg=name)
+
+
+def test_a_result_that_is_an_input_is_copied_from_where_it_is() -> None:
+    x = np.arange(6, dtype=np.float32)
+    forward = td.compile_forward({}, lambda model, batch: batch["x"], {"x": x}, device="cpu")
+    program = forward._programs.built(forward.inputs).program
+    ((leaf, _, type_),) = program.plan.leaves
+    (output,) = program.plan.outputs
+    run = Run(
+        program,
+        {leaf: Place(input_name(0, leaf))},
+        {f"{output.kind.value}:{output.name}": Place(RESULTS)},
+    )
+    chain = Chain((run,), {leaf: type_}, 1, {RESULTS: x.nbytes}, {"y": (0, type_)})
+    native = NativeChain(chain, 1, None)
+    for i in range(3):
+        found = native.run({}, 0, [{leaf: x + i}])["y"]
+        np.testing.assert_array_equal(found, x + i)
+    assert native.calls_made == 3
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -148,6 +148,11 @@ class NativeCalls(Protocol):
 class RunningChain(Protocol):
     """A chain on a device."""
 
+    @property
+    def calls_made(self) -> int:
+        """How many calls have changed the session's values, whatever interrupted them then."""
+        ...
+
     def run(
         self, values: Values, version: int, rows: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:

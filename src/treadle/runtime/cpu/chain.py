@@ -9,8 +9,9 @@ does where the thread that keeps the time sees it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,7 @@ class NativeChain:
                     yield self._call(table)
                 case Exchange():
                     yield self._call(self._exchange(link))
+        assert self._open_from == self._given_requests, "all that has begun is waited for"
 
     def _call(self, table: _Table) -> np.ndarray:
         """All threads meet; then the first calls."""
@@ -213,7 +215,7 @@ class NativeChain:
         exchange = following[-1] if sums is not None else following[0] if following else None
         if self._calls is None or not self.chain.overlaps or not isinstance(exchange, Exchange):
             return {}, -1
-        if program.threads > 1 and (sums is not None or not _is_swapped(exchange)):
+        if self.threads > 1 and (sums is not None or not _is_swapped(exchange)):
             return {}, -1  # several threads add faster by a program, and update in one long phase
         added: dict[str, list[tuple[str, int]]] = {}
         for target, source, count in () if sums is None else sums.sums:
@@ -223,13 +225,15 @@ class NativeChain:
             for o in program.plan.outputs
             if o.kind is OutputKind.UPDATE
         }
-        ends = last_uses(program.plan, program.threads)
+        ends = last_uses(program.plan, self.threads)
         by_point: dict[Point, list[Gather | Swap]] = {}
         for part in exchange.parts:
             if part.given in outputs:
                 by_point.setdefault(ends.get(outputs[part.given], START), []).append(part)
         if not by_point:
             return {}, -1
+        begun = {p.given.buffer for parts in by_point.values() for p in parts}
+        assert added.keys() <= begun, "what is added up is what is sent"
         return self._points(program, by_point, added), -1 if sums is None else i + 1
 
     def _points(
@@ -267,26 +271,26 @@ class NativeChain:
         places = {n: int(a.ctypes.data) for n, a in values.items()}
         places |= {n: int(a.ctypes.data) for n, a in self._own.items()}
 
-        def at(place: Place) -> int | None:
-            start = places.get(place.buffer)
-            return None if start is None else start + place.offset
+        def at(place: Place) -> int:
+            return places[place.buffer] + place.offset
 
         for bound, run in self._bound:
             program = run.program
             assert isinstance(program, NativeProgram)
             for name, slot, _ in program.plan.leaves:
-                address = at(run.leaves.get(name, Place(name)))
-                if address is not None:  # an input is bound with each call
-                    bound.bind(slot, address)
+                leaf = run.leaves.get(name, Place(name))
+                if leaf.buffer not in self._inputs:  # which are bound with each call
+                    bound.bind(slot, at(leaf))
             taken = set[int]()
             for output in program.plan.outputs:
                 place = run.results.get(f"{output.kind.value}:{output.name}")
                 if place is not None and output.slot in bound.own and output.slot not in taken:
                     taken.add(output.slot)
-                    bound.bind(output.slot, at(place) or 0)
+                    bound.bind(output.slot, at(place))
         for table in self._tables:
-            for row, word, place in table.places:
-                table.words[row, word] = at(place) or 0
+            for row, word, where in table.places:
+                if where.buffer not in self._inputs:
+                    table.words[row, word] = at(where)
             for row, part, request in table.begun:
                 self._bind_begun(table, row, part, request, places)
 
@@ -305,9 +309,9 @@ class NativeChain:
         words = (calls.CALL, *begun)
         table.words[row, : len(words)] = words
 
-    def _uses_of_inputs(self) -> dict[str, list[tuple[BoundScript, int]]]:
-        """Which programs read each input, by its buffer."""
-        found: dict[str, list[tuple[BoundScript, int]]] = {
+    def _uses_of_inputs(self) -> dict[str, list[Callable[[int], None]]]:
+        """What is told the address of each input, by its buffer: programs, and copies of it."""
+        found: dict[str, list[Callable[[int], None]]] = {
             input_name(i, n): [] for i in range(self.chain.rows) for n in self.chain.inputs
         }
         for bound, run in self._bound:
@@ -316,7 +320,11 @@ class NativeChain:
             for name, slot, _ in program.plan.leaves:
                 place = run.leaves.get(name)
                 if place is not None and place.buffer in found:
-                    found[place.buffer].append((bound, slot))
+                    found[place.buffer].append(partial(bound.bind, slot))
+        for table in self._tables:
+            for row, word, place in table.places:
+                if place.buffer in found:
+                    found[place.buffer].append(partial(table.words.__setitem__, (row, word)))
         return found
 
     def run(
@@ -331,8 +339,8 @@ class NativeChain:
             for name, type_ in self.chain.inputs.items():
                 array = np.ascontiguousarray(row[name], type_.dtype.numpy)
                 held.append(array)
-                for bound, slot in self._inputs[input_name(i, name)]:
-                    bound.bind(slot, array.__array_interface__["data"][0])
+                for bind in self._inputs[input_name(i, name)]:
+                    bind(array.__array_interface__["data"][0])
         before = {n: int(t[0]) for n, t in self._taken.items()}
         pool(self.threads).run(self._script.ctypes.data)
         self._look_for_errors()
@@ -355,7 +363,11 @@ class NativeChain:
             codes = table.words[:, calls.CODE]
             if codes.any():
                 cause = f"MPI could not exchange: error {codes[codes.nonzero()][0]}"
-                raise DistributedError("step", cause)
+                raise DistributedError(
+                    "step",
+                    cause,
+                    "The step went on without what did not arrive: go on from a checkpoint.",
+                )
 
 
 def _is_swapped(exchange: Exchange) -> bool:

@@ -54,6 +54,10 @@ class ChainedStep(ParallelProgram):
         staged = None if direct is not None else StagedExchange(self.communicator, programs.report)
         self.running: RunningChain = device.chained(self.chain, ranks, direct, staged)
 
+    @property
+    def runs(self) -> int:
+        return self.running.calls_made
+
     def run_on(
         self,
         owner: Session,
@@ -71,8 +75,8 @@ class ChainedStep(ParallelProgram):
         rows = [programs.shard_arrays(inputs, shard) for shard in self.share.own]
         if UPDATE_KEY in self.chain.inputs:
             rows = [row | {UPDATE_KEY: inputs[RANDOM_STATE]} for row in rows]
+        self.communicator.waiting()  # another step's waits may have another time limit
         found = self.running.run(owner.values, version, rows)
-        self.runs += 1
         programs.report.add_exchange("waiting", self.communicator.waited - before)
         names, _ = self.results
         return tuple(found[names[i]] for i in wanted)
