@@ -21,6 +21,7 @@ import treadle as td
 from treadle import losses, nn, optim
 from treadle.base.errors import DistributedError, GraphError
 from treadle.distributed.communicator import SelfCommunicator
+from treadle.distributed.mpi import _refuse_alone
 from treadle.distributed.shards import Pieces, Share, merges
 from treadle.runtime.held import Pages
 from treadle.runtime.memory import HostMemory
@@ -377,8 +378,35 @@ def test_an_anomaly_names_the_shard_and_changes_nothing() -> None:
         np.testing.assert_array_equal(value, before[name], err_msg=name)
 
 
-def test_bad_input_is_refused_on_every_rank() -> None:
-    done = launched(2, "distributed_refusals.py")
+def test_an_mpi_of_another_abi_is_named_on_every_rank(tmp_path: Path) -> None:
+    """The launcher is there, and mpi4py does not find the library that it was built for."""
+    package = tmp_path / "mpi4py"
+    package.mkdir()
+    (package / "__init__.py").write_text("class rc: pass\n")
+    (package / "MPI.py").write_text("raise RuntimeError('cannot load MPI library: libmpi.so.12')")
+    program = tmp_path / "refused.py"
+    program.write_text(
+        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport treadle as td\n"
+        "from treadle.distributed.launched import open_communicator\n"
+        "try:\n    open_communicator('auto', 5.0)\n"
+        "except td.DistributedError as error:\n    print(error, flush=True)\n"
+    )
+    done = launched(2, str(program))
+    told = "MPI cannot be used: cannot load MPI library: libmpi.so.12"
+    assert done.stdout.count(told) == 2, done.stdout + done.stderr
+    assert done.stdout.count("it was built for another MPI") == 2
+
+
+def test_a_launcher_of_another_mpi_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process is then alone, and says so."""
+    monkeypatch.setenv("PMI_SIZE", "4")
+    with pytest.raises(DistributedError, match="has started 4 processes, and MPI sees one"):
+        _refuse_alone(1)
+    _refuse_alone(4)
+
+
+def test_bad_input_is_refused_on_every_rank(tmp_path: Path) -> None:
+    done = launched(2, "distributed_refusals.py", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("refused as expected") == 2, done.stdout
 
