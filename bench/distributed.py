@@ -22,7 +22,6 @@ import argparse
 import hashlib
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -73,6 +72,7 @@ def rank(kind: str, name: str, shards: int, folder: Path) -> None:
     work, comm = WORKLOADS[name], open_communicator("auto", LIMIT)
     step = compiled(kind, name, shards)
     losses = [float(step(work.batch(i)).loss) for i in range(2)]
+    _forget_peak()
     told: Any = "compiled"
     for turn in range(10**6):
         if comm.rank == 0:
@@ -81,7 +81,7 @@ def rank(kind: str, name: str, shards: int, folder: Path) -> None:
         if not asked["steps"]:
             break
         told = [_timed(step, work.batch(0), comm) for _ in range(asked["steps"])]
-    resident = _resident()
+    resident, peak = _memory("VmRSS"), _memory("VmHWM")
     own = [step._ranks.held_name(n) for n in step.recipe.trained()]
     parameters = sum(step.session.values[n].nbytes for n in own)
     params = step.params
@@ -90,7 +90,7 @@ def rank(kind: str, name: str, shards: int, folder: Path) -> None:
     if comm.rank == 0:
         found = {
             "losses": losses, "digest": digest, "held": held, "parameters": parameters,
-            "resident": resident, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+            "resident": resident, "peak": peak,
         }  # fmt: skip
         written(folder / "end", found)
 
@@ -116,9 +116,15 @@ def _timed(step: Any, batch: Any, comm: Any) -> Row:
     }
 
 
-def _resident() -> int:
-    """Bytes of memory that this process has, between two steps."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+def _memory(what: str) -> int:
+    """Bytes that this process has, or has had at most since `_forget_peak`."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(what))
+
+
+def _forget_peak() -> None:
+    """Compiling takes more than a step does."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def written(path: Path, told: Any) -> None:
@@ -237,8 +243,8 @@ def told(turns: dict[str, list[list[Row]]], ends: dict[str, Any]) -> None:
     resident, peak = ([f"{e[k] / 2**20:.0f}" for e in (sharded, two)] for k in ("resident", "peak"))
     print(
         f"sharded parameters: {sharded['parameters'] / one['parameters']:.3f} of the whole; "
-        f"resident {resident[0]} MiB between steps and {peak[0]} at most, where whole ones have "
-        f"{resident[1]} and {peak[1]}"
+        f"resident {resident[0]} MiB between steps and {peak[0]} in them at most, where whole ones "
+        f"have {resident[1]} and {peak[1]}"
     )
 
 

@@ -112,7 +112,12 @@ for _name in ("mlp", "cnn", "gpt", "float16"):
 for _name in ("mlp", "cnn", "gpt", "float16"):
     for _shards in (2, 8):
         *_rest, _given = CASES[_name]
-        CASES[f"{_name}, {_shards} shards"] = (*_rest, {**_given, "shards": _shards})
+        _given = {**_given, "shards": _shards}
+        CASES[f"{_name}, {_shards} shards"] = (*_rest, _given)
+        CASES[f"{_name}, {_shards} shards{SHARDED}"] = (
+            *_rest,
+            {**_given, "shard_parameters": True},
+        )
 OF_PARALLEL = (
     "shard_optimizer", "shard_parameters", "batch_norm", "local", "shards", "timeout", "transport",
 )  # fmt: skip

@@ -100,9 +100,12 @@ def test_more_ranks_give_the_bits_of_one(ranks: int, alone: dict[str, Any], tmp_
 def test_ranks_of_two_threads_give_the_bits_of_one(shards: int, tmp_path: Path) -> None:
     """They update in parts, and send after phases: with one shard each, inside programs."""
     names = [f"{n}, {shards} shards" for n in ("mlp", "cnn", "gpt", "float16")]
-    together = trained(2, names, tmp_path / "found.json", threads=2)
+    sharded = [n + cases.SHARDED for n in names]
+    together = trained(2, [*names, *sharded], tmp_path / "found.json", threads=2)
     for name in names:
-        assert together[name]["digest"] == cases.trained(name, STEPS)["digest"], name
+        wanted = cases.trained(name, STEPS)["digest"]
+        assert together[name]["digest"] == wanted, name
+        assert together[name + cases.SHARDED]["digest"] == wanted, name
 
 
 @pytest.mark.slow

@@ -64,6 +64,9 @@ class ChainBuilder:
         self.results: dict[str, tuple[int, TensorType]] = {}
         self.columns = programs.columns()
         self.overlaps, self.in_parts = programs.parallel.config.overlap, False
+        sharded = programs.arrays if programs.shards_parameters else []
+        # Parameters of which every rank holds its rows, as programs of shards read them.
+        self.fetched = {n: Place(f"whole:{n}") for n in sharded}
         self._has_open = False  # whether an exchange is on its way that nothing has waited for
 
     def build(self) -> Chain:
@@ -86,7 +89,11 @@ class ChainBuilder:
             self.buffers,
             self.results,
             self.overlaps,
+            {p.buffer: self._fetch(name, p) for name, p in self.fetched.items()},
         )
+
+    def _fetch(self, name: str, whole: Place) -> Gather:
+        return Gather(Place(self.names.rows(name)), whole, self._rows_type(name).nbytes)
 
     # Buffers
 
@@ -179,6 +186,8 @@ class ChainBuilder:
                 found[name] = Place(f"{name} of {i}")
             elif name.startswith(SUMMED):
                 found[name] = Place(name)
+            elif name in self.fetched:
+                found[name] = self.fetched[name]
         return found
 
     def _stage(self, number: int) -> None:

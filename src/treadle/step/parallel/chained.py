@@ -30,9 +30,12 @@ def can_chain(programs: ParallelPrograms) -> bool:
     looks = options.detect_anomaly and not programs.plan.scales_loss
     prints = any(o.kind is OutputKind.PRINT for o in programs.shard_graph.outputs)
     device, comm = backend(programs.report.device), programs.parallel.communicator
-    calls = not device.memory.is_host or comm.size == 1 or comm.waiting() != 0
-    chains = device.chaining is not None and calls and not programs.shards_parameters
-    return chains and not looks and not prints and not options.debug
+    if device.chaining is None or looks or prints or options.debug:
+        return False
+    if device.chaining.connecting is not None:
+        return not programs.shards_parameters
+    # Machine code of the processor calls MPI, and waits where somebody keeps the time.
+    return comm.size == 1 or (comm.waiting() != 0 and comm.calls() is not None)
 
 
 class ChainedStep(ParallelProgram):
