@@ -1,14 +1,19 @@
 """Two ranks of one thread against one rank of two threads: a step's time, and where it goes.
 
     python bench/distributed.py                       # GPT 6 × 384, context 256, batch 4
-    python bench/distributed.py gpt_nano --rounds 20
-    mpiexec -n 2 python bench/distributed.py --rank   # what it launches
+    python bench/distributed.py gpt_nano --turns 20
 
-Both train the same step, cut into as many shards; the bits are compared. Runs take turns, and the
-least time of all counts. Communication is the time in which a rank does nothing but exchange, each
-exchange beginning when all is computed (`overlap=False`); hidden is what of it is not there where
-programs exchange while they compute. Copies are work of the same processors either way: processor
-time is compared too. Figures go to bench/results/distributed.json.
+All jobs are started first and stay; then they take turns of a few steps while the others sleep, so
+that whatever else the machine does meets all of them. All train the same step, cut into as many
+shards; the bits are compared. A step's time is that of the slower rank. Given are the least of all
+steps, and the median over turns of what two jobs took in the same turn.
+
+*Exposed* is the time in which no rank does anything but exchange: of each exchange the shorter of
+the two ranks' waits, as both wait from when the later one has come to it. Communication is what is
+exposed where every exchange begins when all is computed (`overlap=False`), and *hidden* is what of
+it is not exposed by default. What a rank waits beyond that is for the other one, which computes: it
+is printed beside. Copies are work of the same processors either way, so that processor time is
+compared too. Figures go to bench/results/distributed.json.
 """
 
 from __future__ import annotations
@@ -17,133 +22,230 @@ import argparse
 import hashlib
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "distributed.json"
+LOOK = 0.02  # seconds between looks for one's turn
+LIMIT = 600.0  # seconds for a turn, or for compiling
+PLAIN, ONE, AFTER, TWO, SHARDED = KINDS = (
+    "one rank, two threads, no shards",
+    "one rank, two threads",
+    "two ranks, exchange after",
+    "two ranks, one thread each",
+    "two ranks, sharded parameters",
+)
+Row = dict[str, float]
+CLOCKS = ("step", "processor")
 
 
-def measured(
-    name: str, shards: int, rounds: int, plain: bool, overlap: bool, sharded: bool
-) -> dict[str, Any]:
-    """One configuration, in this process and those it was launched with."""
+# A rank of a job
+
+
+def compiled(kind: str, name: str, shards: int) -> Any:
     import treadle as td
     from models import WORKLOADS, loss
     from treadle import optim
+
+    work = WORKLOADS[name]
+    parallel = td.DataParallel(
+        shards=shards, timeout=LIMIT, overlap=kind != AFTER, shard_parameters=kind == SHARDED
+    )
+    return td.compile_step(
+        work.make(), loss, optim.adamw(1e-4), work.specs(), clip_norm=work.clip, device="cpu",
+        parallel=None if kind == PLAIN else parallel,
+    )  # fmt: skip
+
+
+def rank(kind: str, name: str, shards: int, folder: Path) -> None:
+    """One rank of a job: it compiles, takes its turns, and tells what it has at the end."""
+    from models import WORKLOADS
     from treadle.distributed.launched import open_communicator
 
-    work, comm = WORKLOADS[name], open_communicator("auto", 600.0)
-    parallel = td.DataParallel(
-        shards=shards, timeout=600.0, overlap=overlap, shard_parameters=sharded
-    )
-    step = td.compile_step(
-        work.make(), loss, optim.adamw(1e-4), work.specs(), clip_norm=work.clip, device="cpu",
-        parallel=None if plain else parallel,
-    )  # fmt: skip
+    work, comm = WORKLOADS[name], open_communicator("auto", LIMIT)
+    step = compiled(kind, name, shards)
     losses = [float(step(work.batch(i)).loss) for i in range(2)]
-    rows: list[dict[str, float]] = []
-    for _ in range(rounds):
-        comm.texts("")  # all ranks begin together
-        before = dict(step.report.exchange)
-        start, used = time.perf_counter(), time.process_time()
-        float(step(work.batch(0)).loss)
-        row = {"step": time.perf_counter() - start, "processor": time.process_time() - used}
-        spent = {k: v - before.get(k, 0) for k, v in step.report.exchange.items()}
-        # A rank that is ahead waits for what the other one sends first, whichever that is.
-        exchanged = sum(v for n, v in spent.items() if n.startswith("exchange") or n == "numbers")
-        rows.append(row | spent | {"exchanging": exchanged})
-    resident = _resident()
+    _forget_peak()
+    told: Any = "compiled"
+    for turn in range(10**6):
+        if comm.rank == 0:
+            written(folder / f"{turn}.done", told)
+        asked = awaited(folder / f"{turn}")
+        if not asked["steps"]:
+            break
+        told = [_timed(step, work.batch(0), comm) for _ in range(asked["steps"])]
+    resident, peak = _memory("VmRSS"), _memory("VmHWM")
     own = [step._ranks.held_name(n) for n in step.recipe.trained()]
     parameters = sum(step.session.values[n].nbytes for n in own)
     params = step.params
     digest = hashlib.sha256(b"".join(params[n].tobytes() for n in sorted(params))).hexdigest()
     held = sum(t.nbytes for n, t in step.session.types.items() if ":optimizer:" in n)
-    # Each part by itself: other programs on the machine disturb now one and now another.
-    best = {k: min(r[k] for r in rows) for k in rows[0]}
-    median = {k: statistics.median(r[k] for r in rows) for k in rows[0]}
+    if comm.rank == 0:
+        found = {
+            "losses": losses, "digest": digest, "held": held, "parameters": parameters,
+            "resident": resident, "peak": peak,
+        }  # fmt: skip
+        written(folder / "end", found)
+
+
+def _timed(step: Any, batch: Any, comm: Any) -> Row:
+    """One step on all ranks, which begin together."""
+    comm.texts("")
+    before = dict(step.report.exchange)
+    start, used = time.perf_counter(), time.process_time()
+    float(step(batch).loss)
+    own = {"step": time.perf_counter() - start, "processor": time.process_time() - used}
+    own |= {
+        k: v - before.get(k, 0) for k, v in step.report.exchange.items() if k.startswith("exchange")
+    }
+    every = [json.loads(text) for text in comm.texts(json.dumps(own))]
+    waits = [n for n in own if n.startswith("exchange")]
     return {
-        "rank": comm.rank, "losses": losses, "digest": digest, "held": held,
-        "parameters": parameters, "resident": resident, "best": best, "median": median,
-    }  # fmt: skip
+        "step": max(r["step"] for r in every),
+        "processor": sum(r["processor"] for r in every),
+        "exposed": sum(min(r[n] for r in every) for n in waits),
+        "waiting": max(sum(r[n] for n in waits) for r in every),
+        **{n: min(r[n] for r in every) for n in waits},
+    }
 
 
-def _resident() -> int:
-    """Bytes of memory that this process has, between two steps."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+def _memory(what: str) -> int:
+    """Bytes that this process has, or has had at most since `_forget_peak`."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(what))
 
 
-def launched(ranks: int, threads: int, arguments: list[str]) -> dict[str, Any]:
-    mpiexec = Path(sys.executable).parent / "mpiexec"
-    command = [sys.executable, str(Path(__file__).resolve()), "--rank", *arguments]
-    if ranks > 1:
-        command = [str(mpiexec), "-n", str(ranks), *command]
-    environment = {**os.environ, "TREADLE_THREADS": str(threads)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return json.loads(next(t for t in done.stdout.splitlines() if t.startswith("{")))
+def _forget_peak() -> None:
+    """Compiling takes more than a step does."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def written(path: Path, told: Any) -> None:
+    aside = path.with_suffix(".aside")
+    aside.write_text(json.dumps(told))
+    aside.rename(path)
+
+
+def awaited(path: Path, is_there: Callable[[], bool] = lambda: True) -> Any:
+    """What a file says, when it is there."""
+    end = time.monotonic() + LIMIT
+    while not path.exists():
+        if time.monotonic() > end or not is_there():
+            raise SystemExit(f"{path} is waited for in vain")
+        time.sleep(LOOK)
+    return json.loads(path.read_text())
+
+
+# All jobs
+
+
+class Job:
+    """A kind of step on one or two ranks, two threads in all."""
+
+    def __init__(self, kind: str, folder: Path, arguments: Sequence[str]):
+        self.folder, self.turns = folder, 0
+        folder.mkdir()
+        ranks = 1 if kind in (PLAIN, ONE) else 2
+        command = [sys.executable, str(Path(__file__).resolve()), *arguments]
+        command += ["--rank", kind, str(folder)]
+        if ranks > 1:
+            command = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks), *command]
+        environment = {**os.environ, "TREADLE_THREADS": str(2 // ranks)}
+        self.process = subprocess.Popen(command, env=environment)
+        self._done()
+
+    def _done(self) -> Any:
+        path = self.folder / f"{self.turns}.done"
+        return awaited(path, lambda: self.process.poll() is None)
+
+    def turn(self, steps: int) -> list[Row]:
+        written(self.folder / str(self.turns), {"steps": steps})
+        self.turns += 1
+        return self._done()
+
+    def end(self) -> Any:
+        written(self.folder / str(self.turns), {"steps": 0})
+        found = awaited(self.folder / "end")
+        self.process.wait(60)
+        return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("workload", nargs="?", default="gpt_char")
     parser.add_argument("--shards", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--rank", action="store_true", help="be one rank")
-    parser.add_argument("--apart", action="store_true", help="exchange after the backward")
-    parser.add_argument("--sharded", action="store_true", help="shard the parameters")
-    parser.add_argument("--plain", action="store_true", help="without shards")
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=3, help="of a turn")
+    parser.add_argument("--rank", nargs=2, metavar=("KIND", "FOLDER"), help="be one rank")
     given = parser.parse_args()
     if given.rank:
-        found = measured(
-            given.workload, given.shards, given.rounds, given.plain, not given.apart, given.sharded
-        )
-        if found["rank"] == 0:
-            print(json.dumps(found))
+        rank(given.rank[0], given.workload, given.shards, Path(given.rank[1]))
         return
-    arguments = [given.workload, "--shards", str(given.shards), "--rounds", str(given.rounds)]
-    kinds = {
-        "one rank, two threads, no shards": (1, 2, [*arguments, "--plain"]),
-        "one rank, two threads": (1, 2, arguments),
-        "two ranks, exchange after": (2, 1, [*arguments, "--apart"]),
-        "two ranks, one thread each": (2, 1, arguments),
-        "two ranks, sharded parameters": (2, 1, [*arguments, "--sharded"]),
-    }
-    best: dict[str, Any] = {}
-    for _ in range(given.turns):
-        for kind, (ranks, threads, given_arguments) in kinds.items():
-            found = launched(ranks, threads, given_arguments)
-            known = best.setdefault(kind, found | {"turns": []})
-            known["turns"].append(found["median"]["exchanging"])
-            known["best"] = {k: min(v, known["best"][k]) for k, v in found["best"].items()}
-    one, two = best["one rank, two threads"], best["two ranks, one thread each"]
-    for kind, found in best.items():
-        parts = ", ".join(f"{k} {1e3 * v:.1f}" for k, v in found["best"].items() if k != "step")
-        print(f"{kind:<34}{1e3 * found['best']['step']:>9.1f} ms   ({parts})")
-    sharded = best["two ranks, sharded parameters"]
-    digests = {found["digest"] for found in (one, two, sharded)}
-    print(f"same bits: {len(digests) == 1 and one['losses'] == two['losses']}")
-    print(
-        f"two ranks / one: {two['best']['step'] / one['best']['step']:.3f} by the clock, "
-        f"{2 * two['best']['processor'] / one['best']['processor']:.3f} by processor time"
-    )
-    after = best["two ranks, exchange after"]
-    left, alone = two["best"]["exchanging"], after["best"]["exchanging"]
-    turns = [1 - w / a for w, a in zip(two["turns"], after["turns"], strict=True)]
-    print(f"communication: {1e3 * alone:.1f} ms with nothing beside an exchange, "
-          f"{1e3 * left:.1f} ms otherwise: {1 - left / alone:.0%} hidden, by medians of turns "
-          f"{', '.join(f'{t:.0%}' for t in turns)}")  # fmt: skip
-    print(f"optimizer's state on a rank: {two['held'] / one['held']:.3f} of the whole")
-    print(f"sharded parameters: {sharded['parameters'] / one['parameters']:.3f} of the whole, "
-          f"resident {sharded['resident'] / 2**20:.0f} MiB between steps where whole ones have "
-          f"{two['resident'] / 2**20:.0f}")  # fmt: skip
+    arguments = [given.workload, "--shards", str(given.shards)]
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = {k: Job(k, Path(folder, str(i)), arguments) for i, k in enumerate(KINDS)}
+        turns: dict[str, list[list[Row]]] = {k: [] for k in jobs}
+        load = [os.getloadavg()[0]]
+        for _ in range(given.turns):
+            for kind, job in jobs.items():
+                turns[kind].append(job.turn(given.steps))
+            load.append(os.getloadavg()[0])
+        ends = {kind: job.end() for kind, job in jobs.items()}
+    told(turns, ends)
+    print(f"other load: the system's average was {min(load):.1f} to {max(load):.1f}")
+    kept = {k: ends[k] | {"turns": turns[k]} for k in KINDS}
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"workload": given.workload, **best}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps({"workload": given.workload, "load": load, **kept}) + "\n")
+
+
+def least(turns: Sequence[Sequence[Row]], what: str) -> float:
+    return min(row[what] for turn in turns for row in turn)
+
+
+def compared(some: Sequence[Sequence[Row]], others: Sequence[Sequence[Row]], what: str) -> float:
+    """The median over turns of the least of one turn to that of the other's."""
+    pairs = zip(some, others, strict=True)
+    return statistics.median(least([a], what) / least([b], what) for a, b in pairs)
+
+
+def told(turns: dict[str, list[list[Row]]], ends: dict[str, Any]) -> None:
+    for kind, rows in turns.items():
+        parts = ", ".join(
+            f"{k} {1e3 * least(rows, k):.1f}" for k in rows[0][0] if k not in ("step", "waiting")
+        )
+        print(f"{kind:<34}{1e3 * least(rows, 'step'):>9.1f} ms   ({parts})")
+    digests = {ends[kind]["digest"] for kind in (ONE, AFTER, TWO, SHARDED)}
+    print(f"same bits: {len(digests) == 1 and ends[ONE]['losses'] == ends[TWO]['losses']}")
+    for kind in (PLAIN, ONE):
+        ratios = [f"{least(turns[TWO], w) / least(turns[kind], w):.3f}" for w in CLOCKS]
+        pairs = [f"{compared(turns[TWO], turns[kind], w):.3f}" for w in CLOCKS]
+        print(
+            f"two ranks / {kind}: {ratios[0]} by the clock, {ratios[1]} by processor time; "
+            f"by turns {pairs[0]} and {pairs[1]}"
+        )
+    communication, left = least(turns[AFTER], "exposed"), least(turns[TWO], "exposed")
+    by_turns = compared(turns[TWO], turns[AFTER], "exposed")
+    print(
+        f"communication: {1e3 * communication:.1f} ms exposed where it comes after, "
+        f"{1e3 * left:.1f} ms by default: {1 - left / communication:.0%} hidden, by turns "
+        f"{1 - by_turns:.0%}; with waiting for who computes "
+        f"{1e3 * least(turns[AFTER], 'waiting'):.1f} and {1e3 * least(turns[TWO], 'waiting'):.1f}"
+    )
+    one, two, sharded = (ends[kind] for kind in (ONE, TWO, SHARDED))
+    print(f"optimizer's state on a rank: {two['held'] / one['held']:.3f} of the whole")
+    resident, peak = ([f"{e[k] / 2**20:.0f}" for e in (sharded, two)] for k in ("resident", "peak"))
+    print(
+        f"sharded parameters: {sharded['parameters'] / one['parameters']:.3f} of the whole; "
+        f"resident {resident[0]} MiB between steps and {peak[0]} in them at most, where whole ones "
+        f"have {resident[1]} and {peak[1]}"
+    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python bench/distributed_gpu.py                 # all parts, a process and a time limit each
     python bench/distributed_gpu.py cost bits_gpt   # some of them
+    python bench/distributed_gpu.py brief           # the bounds alone, in at most 90 seconds
     python bench/distributed_gpu.py --part cost     # one, in this process: what it starts
 
 `calls` captures exchanges of NCCL with itself in a graph. `cost` compares, in turns, GPT 6 × 384 in
@@ -10,8 +11,9 @@ exchanging nothing. All are compiled with deterministic=True, as data-parallel s
 the step without that is there to compare with. `where` says what the programs of these steps take.
 `bits_…` train 20 steps with one rank (each transport) and with two or four ranks that share the
 GPU, through the host's memory, and compare parameters, the optimizer's state and everything that
-steps have told; each run compiles anew. Ranks are started with the `mpiexec` that is found. Figures
-go to bench/results/distributed_gpu.json.
+steps have told; each run compiles anew. `brief` is what of that has a bound: three steps of `cost`,
+the bits of one and two ranks. Ranks are started with the `mpiexec` that is found. Figures go to
+bench/results/distributed_gpu.json.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "distributed_gpu.json"
 LIMITS = {
+    "brief": 90,
     "calls": 60,
     "cost": 240,
     "where": 120,
@@ -76,8 +80,23 @@ def calls() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def cost() -> dict[str, Any]:
-    """Milliseconds of a step of GPT 6 × 384, by way of exchanging."""
+WAYS = {  # a transport, or no `parallel`; whether algorithms are not timed
+    "without parallel": (None, True),
+    "NCCL": ("nccl", True),
+    "one process": ("self", True),
+    "host": ("host", True),
+    "without parallel, timed algorithms": (None, False),
+}
+BRIEF = ("without parallel", "NCCL", "one process")
+
+
+def cost(ways: Sequence[str] = tuple(WAYS), waits: bool = False) -> dict[str, Any]:
+    """Milliseconds of a step of GPT 6 × 384, by way of exchanging.
+
+    Ways take turns. A ratio is the median over turns of a turn to the same turn of the first way,
+    so that clocks that change with time do not count; with it go the least turns. With `waits` it
+    begins when there is a line to read.
+    """
     import treadle as td
     from models import WORKLOADS, loss
     from treadle import optim
@@ -92,25 +111,30 @@ def cost() -> dict[str, Any]:
             options=td.CompileOptions(deterministic=deterministic),
         )  # fmt: skip
 
-    steps = {
-        "without parallel": compiled(None),
-        "NCCL": compiled("nccl"),
-        "host": compiled("host"),
-        "one process": compiled("self"),
-        "without parallel, timed algorithms": compiled(None, False),
-    }
+    start = time.perf_counter()
+    steps = {name: compiled(*WAYS[name]) for name in ways}
+    compiling = time.perf_counter() - start
+    if waits:
+        sys.stdin.readline()
     batch = work.batch(0)
     first = {name: [float(step(batch).loss) for _ in range(5)] for name, step in steps.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(ROUNDS):
         for name, step in steps.items():
             times[name].append(1e3 * _turn(step, batch))
-    found = {name: statistics.median(t) for name, t in times.items()}
-    base = found["without parallel"]
     return {
-        "ms": found, "ratio": {n: t / base for n, t in found.items()}, "turns": times,
-        "losses": first, "reports": {n: s.report.transport for n, s in steps.items()},
+        "ms": {name: statistics.median(t) for name, t in times.items()},
+        "least": {name: min(t) for name, t in times.items()},
+        "ratio": {n: _ratio(t, times["without parallel"]) for n, t in times.items()},
+        "NCCL to one process": _ratio(times["NCCL"], times["one process"]),
+        "turns": times, "losses": first, "compiling": compiling,
+        "reports": {n: s.report.transport for n, s in steps.items()},
     }  # fmt: skip
+
+
+def _ratio(some: Sequence[float], others: Sequence[float]) -> float:
+    """The median over turns."""
+    return statistics.median(a / b for a, b in zip(some, others, strict=True))
 
 
 def where() -> dict[str, Any]:
@@ -269,6 +293,28 @@ def bits(name: str) -> dict[str, Any]:
     return found
 
 
+def brief() -> dict[str, Any]:
+    """What has a bound. Bits are compared while steps are compiled, which are timed alone then."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, __file__, "--part", "cost_brief"]
+    timing = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    runs = {f"{n}, {ranks}": (n, ranks, "auto") for n in ("mlp", "gpt") for ranks in (1, 2)}
+    with ThreadPoolExecutor(len(runs)) as pool:
+        rows = dict(zip(runs, pool.map(lambda run: ranks_of(*run), runs.values()), strict=True))
+    for label, row in rows.items():
+        first = rows[f"{runs[label][0]}, 1"]
+        told = row.get("digest"), first.get("digest")
+        row["same bits"] = None not in told and told[0] == told[1] and row["ranks agree"]
+        row["differ"] = [k for k, a in first.get("arrays", {}).items()
+                         if row.get("arrays", {}).get(k) != a]  # fmt: skip
+    for row in rows.values():
+        row.pop("arrays", None)
+    told, errors = timing.communicate("go\n")
+    lines = [t for t in told.splitlines() if t.startswith("{")]
+    timed = json.loads(lines[-1]) if lines else {"error": errors[-2500:]}
+    return {"cost": timed, "bits": rows}
+
+
 def ranks_of(name: str, ranks: int, transport: str) -> dict[str, Any]:
     """A model on some ranks that compile all they need; an error is a result, too."""
     with tempfile.TemporaryDirectory() as folder:
@@ -307,8 +353,13 @@ def shown(part: str, found: dict[str, Any]) -> Iterator[str]:
         yield f"NCCL {found['nccl']} on {found['device']}: in a graph, the same {found['same']}"
     elif part == "cost":
         for name, ms in found["ms"].items():
-            yield f"cost {name:<36}{ms:>9.3f} ms{found['ratio'][name]:>8.4f}"
+            least = found["least"][name]
+            yield f"cost {name:<36}{ms:>9.3f} ms, least {least:.3f}{found['ratio'][name]:>9.4f}"
+        yield f"NCCL to one shard without: {found['NCCL to one process']:.4f}"
         yield from (f"cost {n}: {r}" for n, r in found["reports"].items() if r)
+    elif part == "brief":
+        yield from shown("cost", found["cost"])
+        yield from shown("bits", found["bits"])
     elif part == "where":
         for name, row in found.items():
             longest = ", ".join(f"{k} ×{c} {ms:.3f}" for k, c, ms in row["kernels"][:12])
@@ -323,8 +374,10 @@ def shown(part: str, found: dict[str, Any]) -> Iterator[str]:
 
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "brief": brief,
     "calls": calls,
     "cost": cost,
+    "cost_brief": lambda: cost(BRIEF, waits=True),
     "where": where,
     **{f"bits_{n}": (lambda n=n: bits(n)) for n in MODELS},
 }
@@ -345,7 +398,7 @@ def started(part: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", default=list(PARTS))
+    parser.add_argument("parts", nargs="*", default=[p for p in PARTS if "brief" not in p])
     parser.add_argument("--part", choices=PARTS)
     parser.add_argument("--rank", nargs=3, metavar=("MODEL", "TRANSPORT", "FOLDER"))
     given = parser.parse_args()
@@ -357,7 +410,7 @@ def main() -> None:
         print(json.dumps(PARTS[given.part]()), flush=True)
         return
     target = Path(os.environ.get("OUT") or RESULTS.parent) / RESULTS.name
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = json.loads(target.read_text()) if target.exists() else {}
     for part in given.parts:
         start = time.perf_counter()
         found[part] = started(part)

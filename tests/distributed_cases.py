@@ -109,6 +109,15 @@ SHARDED = ", sharded"  # ends the name of a case whose parameters are; it has th
 for _name in ("mlp", "cnn", "gpt", "float16"):
     *_rest, _given = CASES[_name]
     CASES[_name + SHARDED] = (*_rest, {**_given, "shard_parameters": True})
+for _name in ("mlp", "cnn", "gpt", "float16"):
+    for _shards in (2, 8):
+        *_rest, _given = CASES[_name]
+        _given = {**_given, "shards": _shards}
+        CASES[f"{_name}, {_shards} shards"] = (*_rest, _given)
+        CASES[f"{_name}, {_shards} shards{SHARDED}"] = (
+            *_rest,
+            {**_given, "shard_parameters": True},
+        )
 OF_PARALLEL = (
     "shard_optimizer", "shard_parameters", "batch_norm", "local", "shards", "timeout", "transport",
 )  # fmt: skip

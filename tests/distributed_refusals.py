@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import treadle as td
 from treadle import losses, nn, optim
 from treadle.distributed.launched import open_communicator
+from treadle.step.parallel import agree
 
 comm = open_communicator("auto", 60.0)
 first = comm.rank == 0
@@ -27,7 +30,9 @@ def doubled(model: Any, batch: Any) -> Any:
     return loss(model, batch) * 2
 
 
-def small(rows: int = 8, seed: int = 0, function: Any = loss, **parallel: Any) -> td.TrainStep:
+def small(
+    rows: int = 8, seed: int = 0, function: Any = loss, anomaly: bool = True, **parallel: Any
+) -> td.TrainStep:
     return td.compile_step(
         nn.Linear(3, 2),
         function,
@@ -36,7 +41,7 @@ def small(rows: int = 8, seed: int = 0, function: Any = loss, **parallel: Any) -
         device="cpu",
         seed=seed,
         parallel=td.DataParallel(**{"shards": 4, "timeout": 20.0, **parallel}),
-        options=td.CompileOptions(detect_anomaly=True),
+        options=td.CompileOptions(detect_anomaly=anomaly),
     )
 
 
@@ -60,6 +65,10 @@ def main() -> None:
     refused(
         lambda: small(shards=4 if first else 8), "ranks 0 and 1 differ in their parallel: .*shards"
     )
+    own = agree.__version__
+    agree.__version__ = own if first else "0.0.1"
+    refused(small, f"ranks 0 and 1 differ in their version of Treadle: {own} and 0.0.1")
+    agree.__version__ = own
     refused(lambda: small(rows=6), "6 rows")  # which four shards cannot share
     refused(lambda: small()(batch(start=comm.rank)), "were given different batches")
     step = small()
@@ -78,7 +87,34 @@ def main() -> None:
     refused(lambda: local(rows), "shard 3, on rank 1, is nan")
     for name, value in step.state_dict().items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
+    not_a_number_in_training(rows)
+    a_full_disk(step)
     print("refused as expected")
+
+
+def not_a_number_in_training(rows: dict[str, np.ndarray]) -> None:
+    """A trainer ends before it writes a checkpoint: of one rank's NaN, every rank's error."""
+    folder = Path(sys.argv[1], "run")
+    step = small(local=True, anomaly=False)
+    fine = {n: a[:4] for n, a in batch().items()}
+    trainer = td.Trainer(step, progress=False)
+    given = {"epochs": 1, "checkpoint": folder, "checkpoint_every": 1}
+    refused(lambda: trainer.fit([fine, rows], **given), "loss is nan")
+    assert [p.name[:6] for p in folder.iterdir() if p.is_dir()] == ["000001"]
+
+
+def a_full_disk(step: td.TrainStep) -> None:
+    """What the first rank cannot write is an error on both, and nothing is left of it."""
+    path, synced = Path(sys.argv[1], "step.safetensors"), os.fsync
+    if first:
+        os.fsync = full  # type: ignore[assignment]
+    refused(lambda: step.save(path), "No space left" if first else "rank 0 refused.*No space left")
+    os.fsync = synced
+    assert not [p for p in path.parent.iterdir() if "safetensors" in p.name]
+
+
+def full(handle: int) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def wait_in_vain() -> None:

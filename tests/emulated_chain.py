@@ -47,6 +47,7 @@ class EmulatedChain:
 
     def __init__(self, chain: Chain, ranks: int, direct: Alone | None, staged: Staged | None):
         self.chain, self.ranks, self.exchanging = chain, ranks, direct or staged
+        self.calls_made = 0
         self.own = {n: np.zeros(max(1, size), np.uint8) for n, size in chain.buffers.items()}
         # What is never written must not be read: noise is found where zeros are not.
         for buffer in self.own.values():
@@ -63,6 +64,7 @@ class EmulatedChain:
                 self.memory[input_name(i, name)] = given.reshape(-1).view(np.uint8)
         for link in self.chain.links:
             self._do(link)
+        self.calls_made += 1
         return {n: self._array(Place(RESULTS, at), t) for n, (at, t) in self.chain.results.items()}
 
     def _bytes(self, place: Place, nbytes: int) -> np.ndarray:
@@ -113,12 +115,14 @@ class EmulatedChain:
 
 
 class Emulated:
-    """The CPU as a device that makes chains."""
-
-    connects = True
+    """The CPU as a device that makes chains, and connects them by itself."""
 
     def __init__(self, cause: str | None):
         self.cause = cause
+
+    @property
+    def connecting(self) -> Emulated:
+        return self
 
     def where(self) -> str:
         return "here"

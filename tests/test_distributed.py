@@ -21,6 +21,7 @@ import treadle as td
 from treadle import losses, nn, optim
 from treadle.base.errors import DistributedError, GraphError
 from treadle.distributed.communicator import SelfCommunicator
+from treadle.distributed.mpi import _refuse_alone
 from treadle.distributed.shards import Pieces, Share, merges
 from treadle.runtime.held import Pages
 from treadle.runtime.memory import HostMemory
@@ -42,18 +43,21 @@ def mpiexec() -> str:
     return found
 
 
-def launched(ranks: int, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """A script of this folder on several ranks, a thread each."""
+def launched(
+    ranks: int, *arguments: str, timeout: float = 120, threads: int = 1
+) -> subprocess.CompletedProcess[str]:
+    """A script of this folder on several ranks, a thread each or some."""
     source = str(HERE.parent / "src")
-    environment = {**os.environ, "TREADLE_THREADS": "1", "PYTHONPATH": source}
+    environment = {**os.environ, "TREADLE_THREADS": str(threads), "PYTHONPATH": source}
     command = [mpiexec(), "-n", str(ranks), sys.executable, *arguments]
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=timeout, cwd=HERE
     )
 
 
-def trained(ranks: int, names: list[str], path: Path) -> dict[str, Any]:
-    done = launched(ranks, "distributed_cases.py", str(path), str(STEPS), *names, timeout=500)
+def trained(ranks: int, names: list[str], path: Path, threads: int = 1) -> dict[str, Any]:
+    given = ["distributed_cases.py", str(path), str(STEPS), *names]
+    done = launched(ranks, *given, timeout=500, threads=threads)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(path.read_text())
 
@@ -89,6 +93,19 @@ def test_more_ranks_give_the_bits_of_one(ranks: int, alone: dict[str, Any], tmp_
         assert found["digest"] == alone[name.removesuffix(cases.SHARDED)]["digest"], name
     held = together["gpt, sharded"]["parameters"] / alone["gpt"]["parameters"]
     assert held <= 1.05 / ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [2, 8])
+def test_ranks_of_two_threads_give_the_bits_of_one(shards: int, tmp_path: Path) -> None:
+    """They update in parts, and send after phases: with one shard each, inside programs."""
+    names = [f"{n}, {shards} shards" for n in ("mlp", "cnn", "gpt", "float16")]
+    sharded = [n + cases.SHARDED for n in names]
+    together = trained(2, [*names, *sharded], tmp_path / "found.json", threads=2)
+    for name in names:
+        wanted = cases.trained(name, STEPS)["digest"]
+        assert together[name]["digest"] == wanted, name
+        assert together[name + cases.SHARDED]["digest"] == wanted, name
 
 
 @pytest.mark.slow
@@ -364,8 +381,35 @@ def test_an_anomaly_names_the_shard_and_changes_nothing() -> None:
         np.testing.assert_array_equal(value, before[name], err_msg=name)
 
 
-def test_bad_input_is_refused_on_every_rank() -> None:
-    done = launched(2, "distributed_refusals.py")
+def test_an_mpi_of_another_abi_is_named_on_every_rank(tmp_path: Path) -> None:
+    """The launcher is there, and mpi4py does not find the library that it was built for."""
+    package = tmp_path / "mpi4py"
+    package.mkdir()
+    (package / "__init__.py").write_text("class rc: pass\n")
+    (package / "MPI.py").write_text("raise RuntimeError('cannot load MPI library: libmpi.so.12')")
+    program = tmp_path / "refused.py"
+    program.write_text(
+        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport treadle as td\n"
+        "from treadle.distributed.launched import open_communicator\n"
+        "try:\n    open_communicator('auto', 5.0)\n"
+        "except td.DistributedError as error:\n    print(error, flush=True)\n"
+    )
+    done = launched(2, str(program))
+    told = "MPI cannot be used: cannot load MPI library: libmpi.so.12"
+    assert done.stdout.count(told) == 2, done.stdout + done.stderr
+    assert done.stdout.count("it was built for another MPI") == 2
+
+
+def test_a_launcher_of_another_mpi_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process is then alone, and says so."""
+    monkeypatch.setenv("PMI_SIZE", "4")
+    with pytest.raises(DistributedError, match="has started 4 processes, and MPI sees one"):
+        _refuse_alone(1)
+    _refuse_alone(4)
+
+
+def test_bad_input_is_refused_on_every_rank(tmp_path: Path) -> None:
+    done = launched(2, "distributed_refusals.py", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("refused as expected") == 2, done.stdout
 

@@ -177,13 +177,8 @@ class Backend(Protocol):
         ...
 
 
-class Chaining(Protocol):
-    """Whole steps of several programs on a device, which exchanges with others by itself."""
-
-    @property
-    def connects(self) -> bool:
-        """Whether devices may exchange by themselves, where there is what they need."""
-        ...
+class Connecting(Protocol):
+    """How devices of several processes exchange by themselves, where there is what they need."""
 
     def where(self) -> str:
         """Which device of all hosts it is, for those who must not share one."""
@@ -203,6 +198,15 @@ class Chaining(Protocol):
 
     def direct(self, identity: bytes, rank: int, size: int) -> Any:
         """What connects all ranks' devices. It waits for all of them."""
+        ...
+
+
+class Chaining(Protocol):
+    """Whole steps of several programs on a device."""
+
+    @property
+    def connecting(self) -> Connecting | None:
+        """How it exchanges with others by itself; None where the host does that."""
         ...
 
     def chained(self, chain: Chain, ranks: int, direct: Any, staged: Staged | None) -> RunningChain:

@@ -54,7 +54,10 @@ class Communicator(Protocol):
         ...
 
     def waiting(self) -> int:
-        """The address of what native programs note their waits in; 0 where they must not wait."""
+        """The address of what native programs note their waits in; 0 where they must not wait.
+
+        From now on they wait as long as this communicator does.
+        """
         ...
 
 

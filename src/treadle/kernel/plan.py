@@ -203,21 +203,23 @@ def last_uses(plan: Plan, threads: int = 1) -> dict[str, Point]:
     """
     touched: dict[int, Point] = {}
     for number, step in enumerate(plan.steps):
-        parts = _slots(step)
+        parts = slots_touched(step)
         for call, slots in enumerate(parts):
             at = Point(number, call if threads == 1 else len(parts) - 1)
             touched |= dict.fromkeys(slots, at)
     return {o.name: touched[o.slot] for o in plan.outputs if o.slot in touched}
 
 
-def _slots(step: PlannedStep) -> list[set[int]]:
+def slots_touched(step: PlannedStep) -> list[set[int]]:
     """What each call of a step touches; a repeat is one."""
     if isinstance(step, PlannedPhase):
         return [set(c.slots) for c in step.calls] or [set()]
-    return [{s for inner in step.steps for slots in _slots(inner) for s in slots}]
+    return [{s for inner in step.steps for slots in slots_touched(inner) for s in slots}]
 
 
 def points_after(plan: Plan, first: Point) -> list[Point]:
     """A point of the plan, and all later ones."""
-    every = (Point(i, j) for i, step in enumerate(plan.steps) for j in range(len(_slots(step))))
+    every = (
+        Point(i, j) for i, step in enumerate(plan.steps) for j in range(len(slots_touched(step)))
+    )
     return [point for point in every if point >= first]

@@ -103,6 +103,8 @@ class Chain:
     buffers: Mapping[str, int]  # bytes
     results: Mapping[str, tuple[int, TensorType]]  # by name: an offset, and what is there
     overlaps: bool = True  # whether exchanges may begin as soon as what they give is there
+    # Buffers that are gathered before programs read them, and need not be there after.
+    fetched: Mapping[str, Gather] = field(default_factory=dict)
 
 
 RESULTS = "results"
@@ -147,6 +149,11 @@ class NativeCalls(Protocol):
 
 class RunningChain(Protocol):
     """A chain on a device."""
+
+    @property
+    def calls_made(self) -> int:
+        """How many calls have changed the session's values, whatever interrupted them then."""
+        ...
 
     def run(
         self, values: Values, version: int, rows: Sequence[Mapping[str, Any]]

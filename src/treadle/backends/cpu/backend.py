@@ -120,22 +120,7 @@ class CpuToolchain:
 class CpuChaining:
     """Steps as one native call, exchanges by MPI in it."""
 
-    connects = False
-
-    def where(self) -> str:
-        return "the host"
-
-    def why_not_direct(self) -> str:
-        return "NCCL connects NVIDIA GPUs"
-
-    def direct_name(self) -> str:
-        return "MPI"
-
-    def new_identity(self) -> bytes:
-        raise AssertionError("processors are connected by MPI")
-
-    def direct(self, identity: bytes, rank: int, size: int) -> object:
-        raise AssertionError("processors are connected by MPI")
+    connecting = None
 
     def chained(
         self, chain: Chain, ranks: int, direct: object, staged: Staged | None

@@ -178,10 +178,8 @@ def _workers_for(graph: Graph) -> int:
     return min(sizes.plan_workers, len(grouped) // sizes.worker_plans)
 
 
-class CudaChaining:
-    """Steps as one captured graph, exchanges by NCCL in it or staged on the host."""
-
-    connects = True
+class NcclConnecting:
+    """GPUs that exchange by NCCL."""
 
     def where(self) -> str:
         return device().place
@@ -197,6 +195,12 @@ class CudaChaining:
 
     def direct(self, identity: bytes, rank: int, size: int) -> nccl.NcclCommunicator:
         return nccl.NcclCommunicator(identity, rank, size)
+
+
+class CudaChaining:
+    """Steps as one captured graph, exchanges by NCCL in it or staged on the host."""
+
+    connecting = NcclConnecting()
 
     def chained(
         self,

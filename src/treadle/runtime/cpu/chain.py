@@ -9,17 +9,15 @@ does where the thread that keeps the time sees it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from treadle.base.errors import DistributedError
 from treadle.ir.graph import OutputKind
-from treadle.kernel.plan import START, Point, last_uses, points_after
+from treadle.kernel.plan import START, Point, last_uses, points_after, slots_touched
 from treadle.runtime.chain import (
-    LOOKS,
     RESULTS,
     Chain,
     Copy,
@@ -32,32 +30,18 @@ from treadle.runtime.chain import (
     input_name,
 )
 from treadle.runtime.cpu import exchange as calls
+from treadle.runtime.cpu.fetching import fetching_of
 from treadle.runtime.cpu.program import BoundScript, NativeProgram
 from treadle.runtime.cpu.script import CALL, LINE, PHASE, RUNS, WORDS, with_calls
+from treadle.runtime.cpu.tables import Table, Tables
 from treadle.runtime.cpu.threads import pool
-from treadle.runtime.held import aligned
+from treadle.runtime.executable import Executable
+from treadle.runtime.held import Pages, aligned
 from treadle.runtime.memory import Values
 
-
-@dataclass(slots=True)
-class _Table:
-    """Rows for the exchange function, some words of which are addresses of places."""
-
-    rows: list[list[int]] = field(default_factory=list)
-    places: list[tuple[int, int, Place]] = field(default_factory=list)  # row, word
-    begun: list[tuple[int, Gather | Swap, int]] = field(default_factory=list)  # and its request
-    words: np.ndarray = field(default_factory=lambda: np.zeros((0, calls.WORDS), np.int64))
-
-    def add(self, *row: int) -> int:
-        self.rows.append(list(row))
-        return len(self.rows) - 1
-
-    def finish(self) -> int:
-        """The address of the words, which stay where they are."""
-        self.words = np.zeros((len(self.rows) + 1, calls.WORDS), np.int64)
-        for i, row in enumerate(self.rows):
-            self.words[i, : len(row)] = row
-        return int(self.words.ctypes.data)
+FETCHED = "parameters"  # what waits for fetched buffers are counted as
+Sent = dict[Point, list[Gather | Swap]]
+Added = dict[str, list[tuple[str, int]]]
 
 
 class NativeChain:
@@ -65,18 +49,25 @@ class NativeChain:
 
     def __init__(self, chain: Chain, ranks: int, staged: Staged | None):
         self.chain, self.ranks, self._staged = chain, ranks, staged
-        runs = [k.program for k in chain.links if isinstance(k, Run)]
-        programs = [p for p in runs if isinstance(p, NativeProgram)]
-        assert len(programs) == len(runs)
+        programs = [_native(k.program) for k in chain.links if isinstance(k, Run)]
         self.threads = max(p.threads for p in programs)
         self._own = {n: aligned(max(1, size)) for n, size in chain.buffers.items()}
         for array in self._own.values():
             array[...] = 0
         self._bound: list[tuple[BoundScript, Run]] = []
-        self._tables: list[_Table] = []
-        has_exchanges = any(isinstance(k, Exchange) for k in chain.links)
-        self._calls = staged.native() if staged is not None and has_exchanges else None
-        self._prepare_requests()
+        self._begun: set[int] = set()  # parts that began inside a program, by identity
+        exchanges = [k for k in chain.links if isinstance(k, Exchange)]
+        waits = dict.fromkeys([*([FETCHED] if chain.fetched else []), *(k.name for k in exchanges)])
+        self._positions = self._positions_of_uses()
+        self._fetching = fetching_of(
+            [names for *_, names in self._positions],
+            {n: ranks * part.nbytes for n, part in chain.fetched.items()},
+        )
+        self._arena = Pages(self._fetching.nbytes) if chain.fetched else None
+        self._requested: dict[int, int] = {}  # requests of fetches, by number
+        requests = sum(len(k.parts) for k in exchanges) + len(self._fetching.fetches)
+        native = staged.native() if staged is not None and waits else None
+        self._tables = Tables(native, requests, waits)
         words = np.concatenate([*self._words(), np.zeros(WORDS, np.int64)])
         self._script = np.concatenate([self._head(programs), words])
         self._inputs = self._uses_of_inputs()
@@ -94,17 +85,6 @@ class NativeChain:
         head[:4] = self._scratch.ctypes.data, scratch, self._counters.ctypes.data, most * LINE
         return head
 
-    def _prepare_requests(self) -> None:
-        exchanges = [k for k in self.chain.links if isinstance(k, Exchange)]
-        count = sum(len(k.parts) for k in exchanges)
-        width = 4 if self._calls is None else self._calls.request_bytes
-        self._requests = np.zeros(max(1, count) * width, np.uint8)
-        self._flag = np.zeros(1, np.int64)
-        self._taken = {k.name: np.zeros(1, np.int64) for k in exchanges}
-        self._given_requests = 0  # of this call so far
-        self._open_from = 0  # the first request that is not waited for
-        self._begun: set[int] = set()  # parts that began inside a program, by identity
-
     def _words(self) -> Iterator[np.ndarray]:
         links, skipped = self.chain.links, -1
         for i, link in enumerate(links):
@@ -112,37 +92,36 @@ class NativeChain:
                 case Run(program=program):
                     if i == skipped:
                         continue
-                    assert isinstance(program, NativeProgram)
-                    bound = program.script()
+                    bound = _native(program).script()
                     self._bound.append((bound, link))
-                    inside, skipped_next = self._inside(i, program)
-                    skipped = skipped_next if skipped_next >= 0 else skipped
+                    yield from self._fetched_before(i)
+                    sent, added = self._sent_inside(i)
+                    if added is not None:
+                        skipped = i + 1
+                    inside = self._inside(i, sent, added or {})
                     words = bound.script.words
                     if inside:
                         words = with_calls(words, bound.script.ends, inside)
                     yield words[:-WORDS]  # without its end
                     yield from self._copies_of(bound, link)
                 case Copy(target, source, nbytes):
-                    table = _Table()
-                    row = table.add(calls.COPY, 0, 0, nbytes)
-                    table.places += [(row, 1, target), (row, 2, source)]
+                    table = self._tables.new()
+                    table.copy(target, source, nbytes)
                     yield self._call(table)
                 case Exchange():
                     yield self._call(self._exchange(link))
+        assert self._tables.is_quiet, "all that has begun is waited for"
 
-    def _call(self, table: _Table) -> np.ndarray:
+    def _call(self, table: Table) -> np.ndarray:
         """All threads meet; then the first calls."""
-        self._tables.append(table)
-        address = table.finish()
         meets = [PHASE, 1, 0, *[0] * (WORDS - 3)]
-        called = [CALL, calls.exchange_address(), 0, 0, address, 0, -1, 0]
+        called = [CALL, calls.exchange_address(), 0, 0, table.finish(), 0, -1, 0]
         return np.array([*meets, *called], np.int64)
 
     def _copies_of(self, bound: BoundScript, link: Run) -> Iterator[np.ndarray]:
         """Outputs that are no memory of their own, or one of several that are the same."""
-        program = link.program
-        assert isinstance(program, NativeProgram)
-        table, taken = _Table(), set[int]()
+        program, taken = _native(link.program), set[int]()
+        copies: list[tuple[Place, Place | int, int]] = []
         for output in program.plan.outputs:
             place = link.results.get(f"{output.kind.value}:{output.name}")
             if place is None:
@@ -150,12 +129,13 @@ class NativeChain:
             if output.slot in bound.own and output.slot not in taken:
                 taken.add(output.slot)
                 continue
-            row = table.add(calls.COPY, 0, int(bound.table[output.slot]), output.type.nbytes)
-            table.places.append((row, 1, place))
-            first = self._place_of(program, link, output.slot)
-            if first is not None:
-                table.places.append((row, 2, first))
-        if table.rows:
+            source = self._place_of(program, link, output.slot)
+            constant = int(bound.table[output.slot])
+            copies.append((place, constant if source is None else source, output.type.nbytes))
+        if copies:
+            table = self._tables.new()
+            for copy in copies:
+                table.copy(*copy)
             yield self._call(table)
 
     def _place_of(self, program: NativeProgram, link: Run, slot: int) -> Place | None:
@@ -171,94 +151,134 @@ class NativeChain:
 
     # Exchanges
 
-    def _request(self) -> int:
-        width = self._calls.request_bytes if self._calls is not None else 4
-        address = int(self._requests.ctypes.data) + self._given_requests * width
-        self._given_requests += 1
-        return address
-
-    def _begin(self, table: _Table, part: Gather | Swap) -> None:
-        row = table.add(calls.CALL)
-        table.begun.append((row, part, self._request()))
-
-    def _exchange(self, link: Exchange) -> _Table:
+    def _exchange(self, link: Exchange) -> Table:
         """What has not begun inside a program begins; then all is waited for."""
-        assert self._calls is not None
-        table = _Table()
+        table = self._tables.new()
         for part in link.parts:
             if id(part) not in self._begun:
-                self._begin(table, part)
-        if link.is_open:
-            return table
-        width = self._calls.request_bytes
-        first = int(self._requests.ctypes.data) + self._open_from * width
-        count = self._given_requests - self._open_from
-        self._open_from = self._given_requests
-        test = self._calls.test_all(count, first, int(self._flag.ctypes.data))
-        noted, taken = self._calls.waiting(), int(self._taken[link.name].ctypes.data)
-        table.add(calls.WAIT, *test, noted, taken)
+                self._tables.begin(table, part)
+        if not link.is_open:
+            self._tables.wait(table, link.name)
         return table
 
-    def _inside(self, i: int, program: NativeProgram) -> tuple[dict[Point, tuple[int, int]], int]:
-        """Calls in the middle of a program: what it gives is on its way as soon as it is there.
+    def _sent_inside(self, i: int) -> tuple[Sent, Added | None]:
+        """What a program sends as soon as it is there, by point of its plan.
 
-        Sums that follow it are made there too, by the one thread there is; which link they are.
+        Sums that follow it are made there too, by the one thread there is: which these are, by the
+        buffer that they are added to.
         """
         links, run = self.chain.links, self.chain.links[i]
         assert isinstance(run, Run)
         following = links[i + 1 : i + 3]
         sums = following[0] if following and isinstance(following[0], Run) else None
         if sums is not None and not sums.sums:
-            return {}, -1
+            return {}, None
         exchange = following[-1] if sums is not None else following[0] if following else None
-        if self._calls is None or not self.chain.overlaps or not isinstance(exchange, Exchange):
-            return {}, -1
-        if program.threads > 1 and (sums is not None or not _is_swapped(exchange)):
-            return {}, -1  # several threads add faster by a program, and update in one long phase
-        added: dict[str, list[tuple[str, int]]] = {}
-        for target, source, count in () if sums is None else sums.sums:
-            added.setdefault(target, []).append((source, count))
+        has_calls = self._tables.native is not None and self.chain.overlaps
+        if not has_calls or not isinstance(exchange, Exchange):
+            return {}, None
+        if self.threads > 1 and (sums is not None or not _is_swapped(exchange)):
+            return {}, None  # several threads add faster by a program, and update in one long phase
+        plan = _native(run.program).plan
         outputs = {
             run.leaves.get(o.name, Place(o.name)): o.name
-            for o in program.plan.outputs
+            for o in plan.outputs
             if o.kind is OutputKind.UPDATE
         }
-        ends = last_uses(program.plan, program.threads)
-        by_point: dict[Point, list[Gather | Swap]] = {}
+        ends = last_uses(plan, self.threads)
+        found: Sent = {}
         for part in exchange.parts:
             if part.given in outputs:
-                by_point.setdefault(ends.get(outputs[part.given], START), []).append(part)
-        if not by_point:
-            return {}, -1
-        return self._points(program, by_point, added), -1 if sums is None else i + 1
+                found.setdefault(ends.get(outputs[part.given], START), []).append(part)
+        if not found or sums is None:
+            return found, None
+        added: Added = {}
+        for target, source, count in sums.sums:
+            added.setdefault(target, []).append((source, count))
+        begun = {p.given.buffer for parts in found.values() for p in parts}
+        assert added.keys() <= begun, "what is added up is what is sent"
+        return found, added
 
-    def _points(
-        self,
-        program: NativeProgram,
-        by_point: Mapping[Point, Sequence[Gather | Swap]],
-        added: Mapping[str, Sequence[tuple[str, int]]],
-    ) -> dict[Point, tuple[int, int]]:
-        assert self._calls is not None
-        look = (calls.CALL, *self._calls.progress())
-        quiet = _Table([list(look) for _ in range(LOOKS)])
-        self._tables.append(quiet)
+    def _inside(self, i: int, sent: Sent, added: Added) -> dict[Point, tuple[int, int]]:
+        """Calls in the middle of a program: what is sent and fetched there, and looks."""
+        fetched = self._fetched_inside(i)
+        if not sent and not fetched:
+            return {}
+        run = self.chain.links[i]
+        assert isinstance(run, Run)
+        quiet = self._tables.new()
+        self._tables.look(quiet)
         found = {}
-        for point in points_after(program.plan, min(by_point)):
+        for point in points_after(_native(run.program).plan, min([*sent, *fetched])):
             table = quiet
-            if point in by_point:
-                table = _Table()
-                self._tables.append(table)
-                for part in by_point[point]:
+            if point in sent or point in fetched:
+                table = self._tables.new()
+                for part in sent.get(point, ()):
                     for source, count in added.get(part.given.buffer, ()):
-                        row = table.add(calls.ADD, 0, 0, count)
-                        table.places += [(row, 1, part.given), (row, 2, Place(source))]
-                    self._begin(table, part)
+                        table.sum(part.given, Place(source), count)
+                    self._tables.begin(table, part)
                     self._begun.add(id(part))
-                for _ in range(LOOKS):
-                    table.add(*look)
-            address = table.finish() if not table.words.size else int(table.words.ctypes.data)
-            found[point] = calls.exchange_address(), address
+                self._fetch(table, fetched.get(point))
+                self._tables.look(table)
+            found[point] = calls.exchange_address(), table.finish()
         return found
+
+    # Buffers that are gathered before they are used
+
+    def _positions_of_uses(self) -> list[tuple[int, Point, frozenset[str]]]:
+        """Links and points of their programs' plans, with the fetched buffers used before them.
+
+        Several threads share the calls of a step: what one of them needs is there before it.
+        """
+        found = []
+        for i, link in enumerate(self.chain.links if self.chain.fetched else ()):
+            if not isinstance(link, Run):
+                continue
+            plan = _native(link.program).plan
+            places = {slot: link.leaves.get(n, Place(n)).buffer for n, slot, _ in plan.leaves}
+            buffers = {s: b for s, b in places.items() if b in self.chain.fetched}
+            for number, step in enumerate(plan.steps if buffers else ()):
+                parts = slots_touched(step)
+                if self.threads > 1:
+                    parts = [set()] * (len(parts) - 1) + [set[int]().union(*parts)]
+                for call, slots in enumerate(parts):
+                    if self.threads == 1 or call == len(parts) - 1:
+                        names = frozenset(buffers[s] for s in slots if s in buffers)
+                        found.append((i, Point(number, call), names))
+        return found
+
+    def _before(self, position: int) -> tuple[int, Point | None]:
+        """The link, and the point of its plan after which a position is next; None at the start."""
+        link = self._positions[position][0]
+        is_first = position == 0 or self._positions[position - 1][0] != link
+        return link, None if is_first else self._positions[position - 1][1]
+
+    def _fetched_before(self, i: int) -> Iterator[np.ndarray]:
+        """A call before a program, of what is fetched there."""
+        for position in {p for f in self._fetching.fetches for p in (f.begin, f.first)}:
+            if self._before(position) == (i, None):
+                table = self._tables.new()
+                self._fetch(table, position)
+                yield self._call(table)
+
+    def _fetched_inside(self, i: int) -> dict[Point, int]:
+        """Positions before which something is fetched, by the points of a program that precede."""
+        found = {}
+        for position in {p for f in self._fetching.fetches for p in (f.begin, f.first)}:
+            link, point = self._before(position)
+            if link == i and point is not None:
+                found[point] = position
+        return found
+
+    def _fetch(self, table: Table, position: int | None) -> None:
+        """What is used next is waited for, when what is used later has begun to come."""
+        some = [(n, f) for n, f in enumerate(self._fetching.fetches) if f.begin == position]
+        for number, fetch in sorted(some, key=lambda pair: pair[1].first):
+            part = self.chain.fetched[fetch.buffer]
+            self._requested[number] = self._tables.begin(table, part)
+        for number, fetch in enumerate(self._fetching.fetches):
+            if fetch.first == position:
+                self._tables.wait_for(table, self._requested[number], FETCHED)
 
     # Addresses
 
@@ -266,57 +286,41 @@ class NativeChain:
         """Programs and tables find the arrays that there are now."""
         places = {n: int(a.ctypes.data) for n, a in values.items()}
         places |= {n: int(a.ctypes.data) for n, a in self._own.items()}
+        if self._arena is not None:
+            arena = self._arena.array(0, 1).ctypes.data
+            places |= {n: arena + at for n, at in self._fetching.offsets.items()}
 
-        def at(place: Place) -> int | None:
-            start = places.get(place.buffer)
-            return None if start is None else start + place.offset
+        def at(place: Place) -> int:
+            return places[place.buffer] + place.offset
 
         for bound, run in self._bound:
-            program = run.program
-            assert isinstance(program, NativeProgram)
+            program = _native(run.program)
             for name, slot, _ in program.plan.leaves:
-                address = at(run.leaves.get(name, Place(name)))
-                if address is not None:  # an input is bound with each call
-                    bound.bind(slot, address)
+                leaf = run.leaves.get(name, Place(name))
+                if leaf.buffer not in self._inputs:  # which are bound with each call
+                    bound.bind(slot, at(leaf))
             taken = set[int]()
             for output in program.plan.outputs:
                 place = run.results.get(f"{output.kind.value}:{output.name}")
                 if place is not None and output.slot in bound.own and output.slot not in taken:
                     taken.add(output.slot)
-                    bound.bind(output.slot, at(place) or 0)
-        for table in self._tables:
-            for row, word, place in table.places:
-                table.words[row, word] = at(place) or 0
-            for row, part, request in table.begun:
-                self._bind_begun(table, row, part, request, places)
+                    bound.bind(output.slot, at(place))
+        self._tables.bind(places, self._inputs)
 
-    def _bind_begun(
-        self,
-        table: _Table,
-        row: int,
-        part: Gather | Swap,
-        request: int,
-        places: Mapping[str, int],
-    ) -> None:
-        assert self._calls is not None
-        given = places[part.given.buffer] + part.given.offset
-        taken = places[part.taken.buffer] + part.taken.offset
-        begun = self._calls.begin(isinstance(part, Gather), given, taken, part.nbytes, request)
-        words = (calls.CALL, *begun)
-        table.words[row, : len(words)] = words
-
-    def _uses_of_inputs(self) -> dict[str, list[tuple[BoundScript, int]]]:
-        """Which programs read each input, by its buffer."""
-        found: dict[str, list[tuple[BoundScript, int]]] = {
+    def _uses_of_inputs(self) -> dict[str, list[Callable[[int], None]]]:
+        """What is told the address of each input, by its buffer: programs, and copies of it."""
+        found: dict[str, list[Callable[[int], None]]] = {
             input_name(i, n): [] for i in range(self.chain.rows) for n in self.chain.inputs
         }
         for bound, run in self._bound:
-            program = run.program
-            assert isinstance(program, NativeProgram)
-            for name, slot, _ in program.plan.leaves:
+            for name, slot, _ in _native(run.program).plan.leaves:
                 place = run.leaves.get(name)
                 if place is not None and place.buffer in found:
-                    found[place.buffer].append((bound, slot))
+                    found[place.buffer].append(partial(bound.bind, slot))
+        for table in self._tables.all:
+            for row, word, place in table.places:
+                if place.buffer in found:
+                    found[place.buffer].append(partial(table.words.__setitem__, (row, word)))
         return found
 
     def run(
@@ -331,12 +335,14 @@ class NativeChain:
             for name, type_ in self.chain.inputs.items():
                 array = np.ascontiguousarray(row[name], type_.dtype.numpy)
                 held.append(array)
-                for bound, slot in self._inputs[input_name(i, name)]:
-                    bound.bind(slot, array.__array_interface__["data"][0])
-        before = {n: int(t[0]) for n, t in self._taken.items()}
+                for bind in self._inputs[input_name(i, name)]:
+                    bind(array.__array_interface__["data"][0])
+        before = {n: int(t[0]) for n, t in self._tables.taken.items()}
         pool(self.threads).run(self._script.ctypes.data)
-        self._look_for_errors()
-        for name, taken in self._taken.items():
+        if self._arena is not None:
+            self._arena.give_back()
+        self._tables.look_for_errors()
+        for name, taken in self._tables.taken.items():
             if self._staged is not None:
                 self._staged.note(name, 1e-9 * (int(taken[0]) - before[name]))
         found = self._own[RESULTS]
@@ -350,13 +356,11 @@ class NativeChain:
         """How often the script was followed to its end: once for each call."""
         return int(self._script[RUNS])
 
-    def _look_for_errors(self) -> None:
-        for table in self._tables:
-            codes = table.words[:, calls.CODE]
-            if codes.any():
-                cause = f"MPI could not exchange: error {codes[codes.nonzero()][0]}"
-                raise DistributedError("step", cause)
-
 
 def _is_swapped(exchange: Exchange) -> bool:
     return any(isinstance(p, Swap) for p in exchange.parts)
+
+
+def _native(program: Executable) -> NativeProgram:
+    assert isinstance(program, NativeProgram)
+    return program

@@ -92,7 +92,7 @@ class CudaChain:
         self._programs = {id(k.program): k.program for k in chain.links if isinstance(k, Run)}
         self._arena = shared_arena()
         self._bound: tuple[object, ...] = ()
-        self.launches = 0  # of a call
+        self.launches, self.calls_made = 0, 0  # launches of a call
 
     def _cut(self, ranks: int) -> list[Segment]:
         """One segment, or one more for every exchange that goes through the host."""
@@ -127,6 +127,7 @@ class CudaChain:
         self.launches = 0
         for segment, graph in zip(self._segments, graphs.handle, strict=True):
             self._launch(segment, graph)
+        self.calls_made += 1
         pending = slot.done()
         return {n: Later(pending, at, t) for n, (at, t) in self.chain.results.items()}
 

@@ -26,7 +26,7 @@ from treadle.runtime.chain import (
     Swap,
     input_name,
 )
-from treadle.runtime.executable import Executable
+from treadle.runtime.executable import CallingProgram, Executable
 from treadle.step.parallel.graphs import NORM, TOTAL, WEIGHT, row_name, with_narrow_leaves
 from treadle.step.parallel.numbers import (
     NUMBERS,
@@ -64,6 +64,10 @@ class ChainBuilder:
         self.results: dict[str, tuple[int, TensorType]] = {}
         self.columns = programs.columns()
         self.overlaps, self.in_parts = programs.parallel.config.overlap, False
+        sharded = programs.arrays if programs.shards_parameters else []
+        # Parameters of which every rank holds its rows, as programs of shards read them.
+        self.fetched = {n: Place(f"whole:{n}") for n in sharded}
+        self._has_open = False  # whether an exchange is on its way that nothing has waited for
 
     def build(self) -> Chain:
         stages = self.programs.stages
@@ -85,7 +89,11 @@ class ChainBuilder:
             self.buffers,
             self.results,
             self.overlaps,
+            {p.buffer: self._fetch(name, p) for name, p in self.fetched.items()},
         )
+
+    def _fetch(self, name: str, whole: Place) -> Gather:
+        return Gather(Place(self.names.rows(name)), whole, self._rows_type(name).nbytes)
 
     # Buffers
 
@@ -159,8 +167,9 @@ class ChainBuilder:
 
     def _exchange(self, name: str, parts: Iterable[Gather | Swap], is_open: bool = False) -> None:
         found = tuple(p for p in parts if p.nbytes)
-        if found:
+        if found or (self._has_open and not is_open):
             self.links.append(Exchange(name, found, is_open))
+            self._has_open = is_open
 
     def _compiled(self, key: object, graph: Graph, name: str) -> Executable:
         return self.programs.program(("chain", key), lambda: graph, name)
@@ -177,6 +186,8 @@ class ChainBuilder:
                 found[name] = Place(f"{name} of {i}")
             elif name.startswith(SUMMED):
                 found[name] = Place(name)
+            elif name in self.fetched:
+                found[name] = self.fetched[name]
         return found
 
     def _stage(self, number: int) -> None:
@@ -210,7 +221,8 @@ class ChainBuilder:
             ("chain", "shard"), lambda: packed_graph(stage.graph, self.columns, placed), "shard"
         )
         # Threads share the update's one long phase: its parts are sent one after the other.
-        self.in_parts = getattr(program, "threads", 1) > 1 and self.overlaps
+        has_threads = isinstance(program, CallingProgram) and program.threads > 1
+        self.in_parts = has_threads and self.overlaps
         for i, merge in enumerate(merges(self.share.each)):
             leaves = self._leaves_of_shard(stage.graph, i)
             for name, type_ in self.programs.states.items():

@@ -185,7 +185,7 @@ class ParallelPrograms:
         self.states = {o.name: t for o, t in found.items() if o.kind is OutputKind.UPDATE}
         chaining = backend(report.device).chaining
         # Rows that devices send to each other are as narrow as they may be.
-        narrow = narrow_gradients(graph) if chaining and chaining.connects else None
+        narrow = narrow_gradients(graph) if chaining and chaining.connecting else None
         self.narrow = narrow or {}
         self.places_gradients = narrow is not None  # what computes them writes where they are
         shard = shard_graph(graph, self.names, self.share.shards, plan.scales_loss, narrow)

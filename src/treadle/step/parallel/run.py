@@ -39,7 +39,7 @@ class ParallelProgram:
         grad_norms: bool = False,
         only_gradients: bool = False,
     ):
-        self.programs, self.mode, self.runs = programs, mode, 0
+        self.programs, self.mode, self._calls = programs, mode, 0
         self.overlap = overlap
         self.only_gradients = only_gradients
         self.share, self.names = programs.share, programs.names
@@ -55,6 +55,11 @@ class ParallelProgram:
         if only_gradients:
             found = ["result:loss", *(f"gradient:{n}" for n in programs.gradients)]
         self.results = found, list(range(len(found)))
+
+    @property
+    def runs(self) -> int:
+        """Calls that have changed the session's values."""
+        return self._calls
 
     @property
     def graph(self) -> Graph:
@@ -75,7 +80,7 @@ class ParallelProgram:
         """Loss, metrics and norms; the owner's values are updated."""
         before = self.communicator.waited
         found = _Call(self, owner, inputs).run()
-        self.runs += 1
+        self._calls += 1
         self.programs.report.add_exchange("waiting", self.communicator.waited - before)
         names, _ = self.results
         return tuple(np.asarray(found[names[i]]) for i in wanted)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.backends.protocol import Backend, Chaining
+from treadle.backends.protocol import Backend, Connecting
 from treadle.base.errors import ArgumentError, DistributedError
 from treadle.compile_report import CompileReport
 from treadle.distributed.communicator import Communicator
@@ -32,7 +32,8 @@ class Transport:
 def choose_transport(config: DataParallel, comm: Communicator, device: Backend) -> Transport:
     """What is asked for, or the best that all ranks can do. All of them ask together."""
     asked, chaining = config.transport, device.chaining
-    if chaining is None or not chaining.connects:
+    connecting = None if chaining is None else chaining.connecting
+    if connecting is None:
         if asked == NCCL:
             raise ArgumentError(
                 "compile_step",
@@ -42,10 +43,10 @@ def choose_transport(config: DataParallel, comm: Communicator, device: Backend) 
         return Transport("MPI") if comm.size > 1 else Transport("one process", exchanges=False)
     if comm.size == 1 and asked not in (NCCL, HOST):
         return Transport("one process", exchanges=False)
-    cause = _obstacle(comm, chaining)
+    cause = _obstacle(comm, connecting)
     if cause is None and asked in ("auto", NCCL):
-        told = f"{chaining.direct_name()}, in the step's graph"
-        return Transport(told, _direct(comm, chaining))
+        told = f"{connecting.direct_name()}, in the step's graph"
+        return Transport(told, _direct(comm, connecting))
     if asked == NCCL:
         remedy = (
             'Give every rank a GPU of its own, and install NCCL on all hosts; transport="host" '
@@ -57,7 +58,7 @@ def choose_transport(config: DataParallel, comm: Communicator, device: Backend) 
     return Transport(f"the host's memory and {carrier} ({why})")
 
 
-def _obstacle(comm: Communicator, device: Chaining) -> str | None:
+def _obstacle(comm: Communicator, device: Connecting) -> str | None:
     """Why GPUs cannot exchange by themselves; None if they can."""
     own = json.dumps([device.where(), device.why_not_direct()])
     told = [json.loads(text) for text in comm.texts(own)]
@@ -72,7 +73,7 @@ def _obstacle(comm: Communicator, device: Chaining) -> str | None:
     return None
 
 
-def _direct(comm: Communicator, device: Chaining) -> Any:
+def _direct(comm: Communicator, device: Connecting) -> Any:
     """The communicator of all ranks: the first tells the others what it is known by."""
     key = comm.rank, comm.size
     if key not in _communicators:
