@@ -26,8 +26,9 @@ from treadle.runtime.chain import (
 )
 from treadle.runtime.cpu.chain import NativeChain
 from treadle.runtime.cpu.fetching import fetching_of
+from treadle.runtime.cpu.program import NativeProgram
+from treadle.runtime.cpu.script import WORDS, with_calls
 from treadle.runtime.cpu.threads import Pool
-from treadle.runtime.executable import CallingProgram
 from treadle.step import compile as compiling
 
 # A kernel's arguments: first and last iteration, scratch, a table, the iteration of a repeat.
@@ -52,7 +53,7 @@ def test_a_function_is_called_at_every_point_of_a_plan(
     forward = td.compile_forward({}, several, {"x": x}, device="cpu")
     wanted = forward({"x": x})
     program = forward._programs.built(forward.inputs).program
-    assert isinstance(program, CallingProgram)
+    assert isinstance(program, NativeProgram)
     assert program.threads == threads
     called: list[int] = []
     function = FUNCTION(lambda begin, end, scratch, table, iteration: called.append(table or 0))
@@ -60,8 +61,11 @@ def test_a_function_is_called_at_every_point_of_a_plan(
     assert address is not None
     points = points_after(program.plan, Point(0, 0))
     assert len(points) > len(program.plan.steps) > 1, "points in the middle of a step"
-    program.call_after({point: (address, 1 + i) for i, point in enumerate(points)})
-    with program.calling():
+    calls = {point: (address, 1 + i) for i, point in enumerate(points)}
+    words = with_calls(program._script[WORDS:], program.script().script.ends, calls)
+    script = np.concatenate([program._script[:WORDS], words])
+    with monkeypatch.context() as patch:
+        patch.setattr(program, "_address", script.ctypes.data)
         found = forward({"x": x})
     assert called == list(range(1, len(points) + 1)), "in the order of the plan, once each"
     for one, other in zip(found, wanted, strict=True):

@@ -12,7 +12,7 @@ STATUS = 64  # bytes, at least as many as a status of MPI has
 
 
 class MpiCalls:
-    """Calls of one communicator; what they begin is waited for in Python.
+    """Calls of one communicator.
 
     Handles of MPICH are integers of 32 bits and those of Open MPI pointers: as words both are
     passed alike.
@@ -27,28 +27,9 @@ class MpiCalls:
         self._float = _signed(mpi._handleof(mpi.FLOAT))
         self._byte = _signed(mpi._handleof(mpi.BYTE))
         self._in_place = _signed(int(mpi.IN_PLACE))
-        self.request_bytes = self._width = int(mpi._sizeof(mpi.Request))
+        self.request_bytes = int(mpi._sizeof(mpi.Request))
         self._statuses: list[np.ndarray] = []
-        self._requests: list[np.ndarray] = []
         self._probed = np.zeros(64, np.int64)  # a flag, then room for a status
-
-    def all_to_all(self, given: np.ndarray, taken: np.ndarray) -> Call:
-        """Begin an exchange of float32 rows, as many for each rank."""
-        return self._begin("MPI_Ialltoall", given, taken, given.size // self._comm.Get_size())
-
-    def all_gather(self, given: np.ndarray, taken: np.ndarray) -> Call:
-        """Begin to gather float32 rows of every rank."""
-        return self._begin("MPI_Iallgather", given, taken, given.size)
-
-    def _begin(self, name: str, given: np.ndarray, taken: np.ndarray, count: int) -> Call:
-        assert given.dtype == taken.dtype == np.float32
-        assert all(a.flags.c_contiguous for a in (given, taken))
-        request = np.zeros(1, np.int64)
-        self._requests.append(request)
-        both = (given.ctypes.data, count, self._float), (taken.ctypes.data, count, self._float)
-        address = self._address[name]
-        assert address is not None
-        return (address, *both[0], *both[1], self._handle, request.ctypes.data)
 
     def begin(self, gathers: bool, given: int, taken: int, nbytes: int, request: int) -> Call:
         """Begin to gather, or to swap, rows of some bytes by their addresses.
@@ -56,6 +37,7 @@ class MpiCalls:
         What is gathered in its own place, and the handle of the request, are addresses too.
         """
         kind, count = (self._float, nbytes // 4) if nbytes % 4 == 0 else (self._byte, nbytes)
+        assert count < 2**31, "MPI counts with 32 bits"
         own = taken + self._comm.Get_rank() * nbytes
         given = self._in_place if gathers and given == own else given
         address = self._address["MPI_Iallgather" if gathers else "MPI_Ialltoall"]
@@ -79,12 +61,6 @@ class MpiCalls:
         assert address is not None
         anyone = self._mpi.ANY_SOURCE, self._mpi.ANY_TAG
         return (address, *anyone, self._handle, flag, flag + 16)
-
-    def pending(self) -> list[Any]:
-        """All that the calls have begun."""
-        words = np.int32 if self._width == 4 else np.int64
-        handles = [int(r.view(words)[0]) % 2**64 for r in self._requests]  # as pointers are
-        return [self._mpi.Request.fromhandle(handle) for handle in handles]
 
 
 def _signed(handle: int) -> int:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
 from treadle.ir.graph import Graph
-from treadle.kernel.plan import Plan, Point
+from treadle.kernel.plan import Plan
 
 
 class Executable(Protocol):
@@ -125,19 +124,8 @@ def updates_in_place(program: Executable) -> TypeGuard[InPlaceProgram]:
 
 
 @runtime_checkable
-class CallingProgram(Protocol):
-    """A program that can call functions of others while it runs: the CPU's."""
-
-    @property
-    def plan(self) -> Plan: ...
+class ThreadedProgram(Protocol):
+    """A program whose kernels several threads share: the CPU's."""
 
     @property
     def threads(self) -> int: ...
-
-    def call_after(self, calls: Mapping[Point, tuple[int, int]]) -> None:
-        """Prepare calls of functions (address, argument) at some points of the plan."""
-        ...
-
-    def calling(self) -> AbstractContextManager[None]:
-        """Inside, runs make the calls that were prepared."""
-        ...

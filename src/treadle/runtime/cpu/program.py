@@ -8,7 +8,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.types import TensorType
 from treadle.kernel.choices import Chosen
-from treadle.kernel.plan import Plan, PlannedRepeat, PlannedStep, Point
+from treadle.kernel.plan import Plan, PlannedRepeat, PlannedStep
 from treadle.runtime.cpu.native import LibraryCall, host
 from treadle.runtime.cpu.script import (
     LINE,
@@ -25,7 +24,6 @@ from treadle.runtime.cpu.script import (
     Script,
     planned_calls,
     script_words,
-    with_calls,
 )
 from treadle.runtime.cpu.targets import Target
 from treadle.runtime.cpu.threads import pool
@@ -102,7 +100,7 @@ class NativeProgram:
     def _prepare(self) -> None:
         """The script, with all that it points to."""
         symbols = [self._library.address(e.symbol) for e in self.plan.entries]
-        words, self._arguments, calls, self._ends = script_words(self.plan, self._table, symbols)
+        words, self._arguments, calls, _ = script_words(self.plan, self._table, symbols)
         self._scratch = aligned(self.plan.scratch * self.threads)
         counters = (2 * calls + 1) * self.threads * LINE
         self._counters = aligned(counters)
@@ -114,7 +112,6 @@ class NativeProgram:
             calls * LINE,
         )
         self._script = np.concatenate([head, words])
-        self._calling: np.ndarray | None = None  # the script with calls of others' functions
         self._address = self._script.ctypes.data
         self._uses: dict[int, np.ndarray] = {}  # by slot: the arguments that point to it
         slots = self._slots_of_arguments()
@@ -134,30 +131,10 @@ class NativeProgram:
     def _slots_of_arguments(self) -> np.ndarray:
         return np.array([s for c in planned_calls(self.plan.steps) for s in c.slots], np.int64)
 
-    def call_after(self, calls: Mapping[Point, tuple[int, int]]) -> None:
-        """Prepare a script that calls functions (address, argument) at some points of the plan.
-
-        A function is called by the first thread as kernels are. `calls` says whether it is used.
-        """
-        head, words = self._script[:WORDS], self._script[WORDS:]
-        self._calling = np.concatenate([head, with_calls(words, self._ends, calls)])
-        self._calling[RUNS] = 0
-
-    @contextmanager
-    def calling(self) -> Iterator[None]:
-        """Inside, runs make the calls that were prepared."""
-        assert self._calling is not None
-        self._address = self._calling.ctypes.data
-        try:
-            yield
-        finally:
-            self._address = self._script.ctypes.data
-
     @property
     def runs(self) -> int:
         """How often it ran to its end: counted by the machine code itself, whatever interrupts."""
-        calling = 0 if self._calling is None else int(self._calling[RUNS])
-        return int(self._script[RUNS]) + calling
+        return int(self._script[RUNS])
 
     @property
     def workspace(self) -> int:

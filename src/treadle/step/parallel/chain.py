@@ -26,7 +26,7 @@ from treadle.runtime.chain import (
     Swap,
     input_name,
 )
-from treadle.runtime.executable import CallingProgram, Executable
+from treadle.runtime.executable import Executable, ThreadedProgram
 from treadle.step.parallel.graphs import NORM, TOTAL, WEIGHT, row_name, with_narrow_leaves
 from treadle.step.parallel.numbers import (
     NUMBERS,
@@ -221,7 +221,7 @@ class ChainBuilder:
             ("chain", "shard"), lambda: packed_graph(stage.graph, self.columns, placed), "shard"
         )
         # Threads share the update's one long phase: its parts are sent one after the other.
-        has_threads = isinstance(program, CallingProgram) and program.threads > 1
+        has_threads = isinstance(program, ThreadedProgram) and program.threads > 1
         self.in_parts = has_threads and self.overlaps
         for i, merge in enumerate(merges(self.share.each)):
             leaves = self._leaves_of_shard(stage.graph, i)

@@ -15,7 +15,6 @@ from treadle.runtime.chain import RunningChain
 from treadle.runtime.session import Session
 from treadle.step.parallel.agree import check_batch_digests
 from treadle.step.parallel.chain import UPDATE_KEY, ChainBuilder
-from treadle.step.parallel.overlap import Overlap
 from treadle.step.parallel.programs import ParallelPrograms
 from treadle.step.parallel.run import ParallelProgram
 from treadle.step.parallel.transport import StagedExchange, Transport
@@ -45,11 +44,10 @@ class ChainedStep(ParallelProgram):
         self,
         programs: ParallelPrograms,
         mode: Mode,
-        overlap: Overlap,
         grad_norms: bool,
         transport: Transport,
     ):
-        super().__init__(programs, mode, overlap, grad_norms)
+        super().__init__(programs, mode, grad_norms)
         device = backend(programs.report.device).chaining
         assert device is not None
         ranks, direct = programs.share.ranks, transport.direct

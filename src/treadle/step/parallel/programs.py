@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from treadle.backends.registry import backend
-from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError, BatchError, GradientError
 from treadle.distributed.communicator import Communicator
@@ -26,7 +25,7 @@ from treadle.nn.tracing import INPUT_PREFIX, Inputs
 from treadle.optim.append import SCALAR, Mode, UpdatePlan
 from treadle.pipeline import CompileReport, StepRecipe, load, optimized
 from treadle.rules.canonical import canonicalise
-from treadle.runtime.executable import CallingProgram, Executable
+from treadle.runtime.executable import Executable
 from treadle.runtime.session import select
 from treadle.step.index_checks import IndexChecks, checks_of
 from treadle.step.parallel.graphs import (
@@ -240,32 +239,6 @@ class ParallelPrograms:
     def arrays(self) -> list[str]:
         """Parameters that have rows: all but single numbers."""
         return [n for n in self.gradients if n not in self.single]
-
-    @cached_property
-    def _calls_inside(self) -> bool:
-        """Whether programs can begin exchanges themselves: on the processor, of float32."""
-        communicator = self.parallel.communicator
-        return (
-            self.parallel.config.overlap
-            and communicator.size > 1
-            and backend(self.report.device).memory.is_host
-            and isinstance(self.shard(), CallingProgram)
-            and all(t.dtype is dtypes.float32 for t in self.gradients.values())
-            and communicator.calls() is not None
-        )
-
-    @property
-    def sends_inside(self) -> bool:
-        """Whether the last shard's program sends gradients.
-
-        Several threads add what waits faster by a program of their own.
-        """
-        if not self._calls_inside:
-            return False
-        program = self.shard()
-        return isinstance(program, CallingProgram) and (
-            program.threads == 1 or self.share.each == 1
-        )
 
     @property
     def gathers_rows(self) -> bool:

@@ -26,7 +26,6 @@ from treadle.step.loading import save_step
 from treadle.step.parallel.agree import check_facts, facts_of, graph_facts
 from treadle.step.parallel.building import build_programs
 from treadle.step.parallel.chained import ChainedStep, can_chain
-from treadle.step.parallel.overlap import Overlap
 from treadle.step.parallel.programs import Parallel, ParallelPrograms
 from treadle.step.parallel.run import ParallelProgram
 from treadle.step.parallel.sharded import ShardedParameters
@@ -321,7 +320,6 @@ class ParallelVariants:
         self._chains = can_chain(programs)
         self.graphs = dict.fromkeys(Mode, programs.shard_graph)
         self.is_random = programs.is_random
-        self._overlap = Overlap(programs)  # one for all: they run the same program
         self._built: dict[object, ParallelProgram] = {}
 
     def states(self) -> dict[str, TensorType]:
@@ -341,14 +339,14 @@ class ParallelVariants:
         return self._built[key]
 
     def _program(self, mode: Mode, grad_norms: bool) -> ParallelProgram:
-        programs, overlap = self.programs, self._overlap
+        programs = self.programs
         if self._chains:
-            return ChainedStep(programs, mode, overlap, grad_norms, self._transport)
+            return ChainedStep(programs, mode, grad_norms, self._transport)
         programs.compile(mode, grad_norms)
-        return ParallelProgram(programs, mode, overlap, grad_norms)
+        return ParallelProgram(programs, mode, grad_norms)
 
     def gradients(self) -> Executable:
-        return ParallelProgram(self.programs, Mode.UPDATE, self._overlap, only_gradients=True)
+        return ParallelProgram(self.programs, Mode.UPDATE, only_gradients=True)
 
     def main(self, mode: Mode) -> Executable:
         """The program that most of the time goes to."""

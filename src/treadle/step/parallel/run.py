@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from treadle.optim.append import Mode
 from treadle.runtime.session import Session
 from treadle.step.parallel.agree import check_batch_digests
 from treadle.step.parallel.graphs import FINE, NORM, ROW, TOTAL, WEIGHT, row_name
-from treadle.step.parallel.overlap import Overlap
 from treadle.step.parallel.programs import ParallelPrograms
 
 Arrays = dict[str, np.ndarray]
@@ -35,12 +34,10 @@ class ParallelProgram:
         self,
         programs: ParallelPrograms,
         mode: Mode,
-        overlap: Overlap,
         grad_norms: bool = False,
         only_gradients: bool = False,
     ):
         self.programs, self.mode, self._calls = programs, mode, 0
-        self.overlap = overlap
         self.only_gradients = only_gradients
         self.share, self.names = programs.share, programs.names
         self.communicator = programs.parallel.communicator
@@ -95,8 +92,6 @@ class _Call:
         self.share, self.names = program.share, program.names
         self.mode, self.communicator = program.mode, program.communicator
         self.found: dict[str, Any] = {}
-        is_host = session.memory.is_host
-        self.sends_inside = is_host and self.programs.sends_inside
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
@@ -144,16 +139,12 @@ class _Call:
             self._stage(number, kept)
         steps = zip(kept, merges(self.share.each), strict=True)
         for i, (inputs, merge) in enumerate(steps):
-            is_last = i == self.share.each - 1
-            sends = is_last and self.sends_inside
-            calling = self.program.overlap.sending(session).calling() if sends else nullcontext()
-            with calling:
-                outputs = session.run(programs.shard(), inputs)
+            outputs = session.run(programs.shard(), inputs)
             inputs.clear()
             rows[i] = [float(outputs[c]) for c in columns]
             for name, held in states.items():
                 held[i] = session.values[self.names.state(name)]
-            if not sends and (merge.levels or merge.waits_at is not None):
+            if merge.levels or merge.waits_at is not None:
                 session.run(programs.merge(merge), {})
         return rows, states
 
@@ -213,9 +204,6 @@ class _Call:
     def _exchange(self) -> None:
         """Rows of this rank's sums go to those who own them, and theirs come here."""
         if self.communicator.size == 1:
-            return
-        if self.sends_inside:
-            self.program.overlap.gradients.wait()
             return
         pending, taken = [], {}
         for name in self.programs.gradients:
