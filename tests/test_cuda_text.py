@@ -21,6 +21,7 @@ from test_kernels import run as interpreted
 from treadle import losses, nn, optim
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
+from treadle.codegen.c_like.scalars import unrounded
 from treadle.codegen.cuda.driver import render_program
 from treadle.domains.float64 import evaluate_float64
 from treadle.frontend.scopes import bind, bind1
@@ -34,6 +35,7 @@ from treadle.kernel.mapped import geometry_of, grid_of, group_rows, is_of_warps,
 from treadle.kernel.nodes import (
     For,
     Kernel,
+    Literal,
 )
 from treadle.kernel.program import Program, Repeat
 from treadle.memory.plan import plan_buffers
@@ -319,6 +321,17 @@ def test_packs_are_loaded_whole() -> None:
     assert "ld.global.nc.v4.u32" in found
     assert "ld.global.u16" not in found
     assert "ld.global.nc.u16" not in found
+
+
+def test_constants_are_as_exact_as_the_arithmetic_around_them() -> None:
+    """Rounded where values are: to bfloat16, 2/√π would be 1.125. What overflows stays infinite."""
+    slope = td.grad(lambda x: td.gelu(x).sum())
+    (text,) = render_program(scheduled(td.trace(slope, TensorType((64, 128), BF16)))).parts
+    body = text[text.index("__global__") :]
+    assert "1.1283792f" in body
+    assert "1.125f" not in body
+    assert unrounded(Literal(0.1, BF16)) == Literal(0.1, F32)
+    assert unrounded(Literal(1e9, dtypes.float16)).dtype is dtypes.float16
 
 
 class Tied(nn.Module):

@@ -13,7 +13,7 @@ from typing import assert_never
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
-from treadle.codegen.c_like.scalars import Scalars
+from treadle.codegen.c_like.scalars import Scalars, unrounded
 from treadle.kernel.arithmetic import SMOOTH
 from treadle.kernel.index import Atom, Bounded, Data, Index, Quotient, Remainder, Var
 from treadle.kernel.nodes import (
@@ -91,7 +91,7 @@ class Expressions(ABC):
         exceeds = exceeds and self.exceeds
         match value:
             case Literal():
-                return self.scalars.literal(value)
+                return self.scalars.literal(unrounded(value) if exceeds else value)
             case Load():
                 return self.load(value)
             case Local(name):

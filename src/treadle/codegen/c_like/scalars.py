@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
+from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.ir.literal import to_numpy
 from treadle.kernel.arithmetic import identity
@@ -41,6 +43,12 @@ def infix(signs: dict[str, str], op: str, x: list[str]) -> str:
 def single(value: Literal) -> np.ndarray:
     """A number as its dtype rounds it, in float32."""
     return np.asarray(to_numpy(value.value, value.dtype.numpy)).astype(np.float32)
+
+
+def unrounded(value: Literal) -> Literal:
+    """A narrow number as exact as float32 has it, unless its dtype makes it infinite."""
+    is_exact = value.dtype.is_narrow and bool(np.isfinite(single(value)))
+    return replace(value, dtype=dtypes.float32) if is_exact else value
 
 
 def decimal(number: np.ndarray) -> str:
