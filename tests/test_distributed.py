@@ -108,12 +108,15 @@ def test_ranks_of_two_threads_give_the_bits_of_one(shards: int, tmp_path: Path) 
         assert together[name + cases.SHARDED]["digest"] == wanted, name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 300, 50))
-def test_random_programs_give_the_bits_of_one_rank(first: int) -> None:
-    done = launched(2, "distributed_random.py", str(first), "50", timeout=1200)
+SLOW = [pytest.param(first, 50, marks=pytest.mark.slow) for first in range(0, 300, 50)]
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 4), *SLOW])
+def test_random_programs_give_the_bits_of_one_rank(first: int, count: int) -> None:
+    done = launched(2, "distributed_random.py", str(first), str(count), timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout.split(" same")[0]) >= 40, done.stdout
+    print(done.stdout)
+    assert int(done.stdout.split(" same")[0]) >= 0.8 * count, done.stdout
 
 
 def test_sharded_parameters_are_gathered_for_whoever_uses_them(tmp_path: Path) -> None:
