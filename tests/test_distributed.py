@@ -96,6 +96,24 @@ def test_more_ranks_give_the_bits_of_one(ranks: int, alone: dict[str, Any], tmp_
 
 
 @pytest.mark.slow
+def test_runs_go_on_under_other_numbers_of_ranks_with_the_same_bits(tmp_path: Path) -> None:
+    """Fifty steps on 2, 8, 1 and 4 ranks in turn, cut in the middle of an accumulation too."""
+    names = ["mlp", "cnn", "gpt", "float16", "gpt, sharded"]
+    (tmp_path / "cut").mkdir()
+    runs: list[dict[str, Any]] = []
+    for ranks, steps in ((2, "0-13"), (8, "13-26"), (1, "26-37"), (4, "37-50")):
+        path = tmp_path / "cut" / f"{steps}.json"
+        done = launched(ranks, "distributed_cases.py", str(path), steps, *names, timeout=500)
+        assert done.returncode == 0, done.stdout + done.stderr
+        runs.append(json.loads(path.read_text()))
+    for name in names:
+        whole = cases.part(name, range(50), tmp_path / "whole.safetensors")
+        assert [row for run in runs for row in run[name]["told"]] == whole["told"], name
+        assert runs[-1][name]["state"] == whole["state"], name
+        assert runs[-1][name]["skipped"] == whole["skipped"], name
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [2, 8])
 def test_ranks_of_two_threads_give_the_bits_of_one(shards: int, tmp_path: Path) -> None:
     """They update in parts, and send after phases: with one shard each, inside programs."""
