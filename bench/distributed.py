@@ -90,7 +90,7 @@ def rank(kind: str, name: str, shards: int, folder: Path) -> None:
     if comm.rank == 0:
         found = {
             "losses": losses, "digest": digest, "held": held, "parameters": parameters,
-            "resident": resident, "peak": peak,
+            "resident": resident, "peak": peak, "fetched": _fetched(step),
         }  # fmt: skip
         written(folder / "end", found)
 
@@ -114,6 +114,18 @@ def _timed(step: Any, batch: Any, comm: Any) -> Row:
         "waiting": max(sum(r[n] for n in waits) for r in every),
         **{n: min(r[n] for r in every) for n in waits},
     }
+
+
+def _fetched(step: Any) -> dict[str, int]:
+    """Bytes of sharded parameters: all, those that a step gathers, and where they are then."""
+    (program,) = step._programs.built(step._inputs)._built.values()
+    running = getattr(program, "running", None)
+    if running is None:
+        return {}
+    sizes = {n: running.ranks * part.nbytes for n, part in running.chain.fetched.items()}
+    fetching = running._fetching
+    gathered = sum(sizes[f.buffer] for f in fetching.fetches)
+    return {"whole": sum(sizes.values()), "gathered": gathered, "room": fetching.nbytes}
 
 
 def _memory(what: str) -> int:
@@ -246,6 +258,8 @@ def told(turns: dict[str, list[list[Row]]], ends: dict[str, Any]) -> None:
         f"resident {resident[0]} MiB between steps and {peak[0]} in them at most, where whole ones "
         f"have {resident[1]} and {peak[1]}"
     )
+    whole, gathered, room = (sharded["fetched"][k] / 2**20 for k in ("whole", "gathered", "room"))
+    print(f"of {whole:.1f} MiB a step gathers {gathered:.1f}, into {room:.1f}")
 
 
 if __name__ == "__main__":

@@ -171,9 +171,28 @@ def trained(case: str, steps: int, device: str = "cpu", **more: Any) -> dict[str
     }
 
 
+def part(case: str, steps: range, path: Path) -> dict[str, Any]:
+    """Some steps of a run that goes on from a file, if they are not its first, and is saved to it."""
+    step = compiled(case)
+    if steps.start:
+        step.load(path)
+    told = []
+    for i, batch in enumerate(rows(CASES[case][2], steps.stop)):
+        if i >= steps.start:
+            out = step(batch)
+            told.append(repr([out.loss, out.grad_norm, out.metrics, out.updated]))
+    step.save(path)
+    return {"state": digest(step.state_dict(), []), "told": told, "skipped": step.skipped}
+
+
 def main() -> None:
     target, steps, *cases = sys.argv[1:]
-    found = {case: trained(case, int(steps)) for case in cases}
+    first, _, last = steps.rpartition("-")  # "50", or "20-50": from what the first twenty saved
+    if first:
+        span = range(int(first), int(last))
+        found = {c: part(c, span, Path(target).with_name(f"{c}.safetensors")) for c in cases}
+    else:
+        found = {case: trained(case, int(steps)) for case in cases}
     if open_communicator("auto", 60.0).rank == 0:
         Path(target).write_text(json.dumps(found))
 

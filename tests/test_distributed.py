@@ -96,6 +96,24 @@ def test_more_ranks_give_the_bits_of_one(ranks: int, alone: dict[str, Any], tmp_
 
 
 @pytest.mark.slow
+def test_runs_go_on_under_other_numbers_of_ranks_with_the_same_bits(tmp_path: Path) -> None:
+    """Fifty steps on 2, 8, 1 and 4 ranks in turn, cut in the middle of an accumulation too."""
+    names = ["mlp", "cnn", "gpt", "float16", "gpt, sharded"]
+    (tmp_path / "cut").mkdir()
+    runs: list[dict[str, Any]] = []
+    for ranks, steps in ((2, "0-13"), (8, "13-26"), (1, "26-37"), (4, "37-50")):
+        path = tmp_path / "cut" / f"{steps}.json"
+        done = launched(ranks, "distributed_cases.py", str(path), steps, *names, timeout=500)
+        assert done.returncode == 0, done.stdout + done.stderr
+        runs.append(json.loads(path.read_text()))
+    for name in names:
+        whole = cases.part(name, range(50), tmp_path / "whole.safetensors")
+        assert [row for run in runs for row in run[name]["told"]] == whole["told"], name
+        assert runs[-1][name]["state"] == whole["state"], name
+        assert runs[-1][name]["skipped"] == whole["skipped"], name
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [2, 8])
 def test_ranks_of_two_threads_give_the_bits_of_one(shards: int, tmp_path: Path) -> None:
     """They update in parts, and send after phases: with one shard each, inside programs."""
@@ -108,12 +126,15 @@ def test_ranks_of_two_threads_give_the_bits_of_one(shards: int, tmp_path: Path) 
         assert together[name + cases.SHARDED]["digest"] == wanted, name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 300, 50))
-def test_random_programs_give_the_bits_of_one_rank(first: int) -> None:
-    done = launched(2, "distributed_random.py", str(first), "50", timeout=1200)
+SLOW = [pytest.param(first, 50, marks=pytest.mark.slow) for first in range(0, 300, 50)]
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 4), *SLOW])
+def test_random_programs_give_the_bits_of_one_rank(first: int, count: int) -> None:
+    done = launched(2, "distributed_random.py", str(first), str(count), timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout.split(" same")[0]) >= 40, done.stdout
+    print(done.stdout)
+    assert int(done.stdout.split(" same")[0]) >= 0.8 * count, done.stdout
 
 
 def test_sharded_parameters_are_gathered_for_whoever_uses_them(tmp_path: Path) -> None:

@@ -130,6 +130,7 @@ class NativeChain:
                 taken.add(output.slot)
                 continue
             source = self._place_of(program, link, output.slot)
+            assert source is None or source.buffer not in self.chain.fetched
             constant = int(bound.table[output.slot])
             copies.append((place, constant if source is None else source, output.type.nbytes))
         if copies:
@@ -226,9 +227,9 @@ class NativeChain:
     # Buffers that are gathered before they are used
 
     def _positions_of_uses(self) -> list[tuple[int, Point, frozenset[str]]]:
-        """Links and points of their programs' plans, with the fetched buffers used before them.
+        """Links and calls of their programs' plans, with the fetched buffers that they read.
 
-        Several threads share the calls of a step: what one of them needs is there before it.
+        Several threads share the calls of a step, which is then one.
         """
         found = []
         for i, link in enumerate(self.chain.links if self.chain.fetched else ()):
@@ -288,7 +289,8 @@ class NativeChain:
         places |= {n: int(a.ctypes.data) for n, a in self._own.items()}
         if self._arena is not None:
             arena = self._arena.array(0, 1).ctypes.data
-            places |= {n: arena + at for n, at in self._fetching.offsets.items()}
+            offsets = self._fetching.offsets  # of what a kernel reads
+            places |= {n: arena + offsets.get(n, 0) for n in self.chain.fetched}
 
         def at(place: Place) -> int:
             return places[place.buffer] + place.offset
