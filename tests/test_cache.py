@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import socket
 import stat
 import struct
@@ -148,6 +149,41 @@ def test_no_descriptor_stays_open(store: PlanCache, folder: Path) -> None:
     store.put(KEY, PARTS)
     store.info()
     assert descriptors() == before
+
+
+# What is written later
+
+
+def test_parts_that_are_made_later_are_there_when_they_are_asked_for(store: PlanCache) -> None:
+    made: list[str] = []
+
+    def parts(name: str) -> dict[str, bytes]:
+        made.append(name)
+        return PARTS
+
+    store.put_later(KEY, lambda: parts("one"))
+    store.put_later(OTHER, lambda: parts("other"))
+    assert store.get(key(9)) is None
+    assert made == []
+    assert store.get(KEY) == PARTS
+    assert made == ["one", "other"]
+    store.put_later(KEY, lambda: parts("again"))
+    assert store.info().entries == 2
+    assert store.clear() == 2
+    assert made == ["one", "other", "again"]
+
+
+def test_nothing_is_made_for_a_folder_that_is_gone(store: PlanCache, folder: Path) -> None:
+    store.put_later(KEY, lambda: pytest.fail("it is made"))
+    shutil.rmtree(folder)
+    assert store.get(KEY) is None
+    assert not folder.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_told_at_once(store: PlanCache, folder: Path) -> None:
+    folder.touch()  # a file
+    with pytest.warns(CacheWarning, match="cannot be written"):
+        store.put_later(KEY, lambda: pytest.fail("it is made"))
 
 
 # The file

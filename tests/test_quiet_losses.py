@@ -234,3 +234,9 @@ def test_a_number_beyond_float32_is_infinite() -> None:
     """As in PyTorch: Python's numbers take the dtype of the tensor they meet."""
     assert (td.ones((1,)) * 1e60).numpy()[0] == np.inf
     assert td.compile(lambda x: x * 1e60, td.Spec((1,)))(np.ones(1, np.float32))[0] == np.inf
+
+
+def test_one_number_seen_as_a_large_array_is_looked_at_once() -> None:
+    for value, is_lost in ((0.0, False), (1e60, True), (np.inf, False)):
+        many = np.broadcast_to(np.float64(value), (1 << 20, 1 << 20))  # no time for all of them
+        assert (lost_range(many, dtypes.float32) is not None) == is_lost

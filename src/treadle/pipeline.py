@@ -158,7 +158,7 @@ def build_step(
         modes += [Mode.ACCUMULATE, Mode.ACCUMULATE_AND_UPDATE]
     with report.stage("append_updates"):
         graphs = {mode: checked(append_updates(graph, loss, plan, mode)) for mode in modes}
-    appended = graphs[Mode.UPDATE]
+    report.nodes["append_updates"] = len(graphs[Mode.UPDATE].nodes)
     with report.stage("optimize"):
         for mode, updated in graphs.items():
             passed.relate("append_updates", Relation.UPDATES, graph, updated)
@@ -166,8 +166,7 @@ def build_step(
                 "optimize", updated, lambda g: optimized(g, report, recipe.options)
             )
     passed.finish()
-    sizes = {"append_updates": len(appended.nodes), "optimize": len(graphs[Mode.UPDATE].nodes)}
-    report.nodes |= sizes
+    report.nodes["optimize"] = len(graphs[Mode.UPDATE].nodes)
     return graphs
 
 
@@ -278,8 +277,7 @@ def recognise(
 def _recognised(
     graph: Graph, report: CompileReport, options: CompileOptions, is_differentiated: bool
 ) -> Graph:
-    target = target_of(report.device)
-    return recognise(graph, target, report, options.numerics, is_differentiated)
+    return recognise(graph, target_of(report.device), report, options.numerics, is_differentiated)
 
 
 def optimize(

@@ -37,6 +37,8 @@ def lost_range(array: np.ndarray, dtype: DType) -> str | None:
     given = from_numpy(array.dtype)
     if given is None or not given.is_float or not array.size or given.largest <= dtype.largest:
         return None
+    if not any(array.strides):  # one number seen as an array, which may be large
+        array = array[(slice(1),) * array.ndim]
     least, most = array.min(), array.max()
     if -dtype.largest <= least and most <= dtype.largest:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from treadle.ir.graph import Graph
@@ -59,5 +59,10 @@ class Evidence:
 
     def add_part(self, stage: str, whole: Graph, part: Graph) -> None:
         """What a program computes of a marked graph."""
-        pairs = pairs_of(whole, part)
-        self.passages.append(Passage(stage, Relation.PART, whole, part, pairs))
+        at = len(self.passages)
+        self.passages.append(Passage(stage, Relation.PART, whole, part))
+
+        def pair() -> None:
+            self.passages[at] = replace(self.passages[at], pairs=pairs_of(whole, part))
+
+        self.pending.append(pair)

@@ -110,9 +110,13 @@ class PlanCache:
         """
         try:
             with self._open_folder(create=True):
-                self._later.add(key, lambda: self.put(key, parts()))
+                self._later.add(key, lambda: self._put_if_there(key, parts))
         except OSError as error:
             _warn(f"{self.folder} cannot be written: {_reason(error)}")
+
+    def _put_if_there(self, key: str, parts: Callable[[], Mapping[str, bytes]]) -> None:
+        if self.folder.is_dir():  # or else somebody has removed it since
+            self.put(key, parts())
 
     def info(self) -> CacheContents:
         """The folder, the number of entries and the bytes of all files; zeros if unusable."""

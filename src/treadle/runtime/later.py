@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections.abc import Callable
 
@@ -12,10 +13,17 @@ DELAY = 2.0  # seconds: a program that was compiled is then past its first run
 class Later:
     """Work by key, each done once, in the order in which it was given.
 
-    A process that ends does what is left first.
+    A process that ends does what is left first. One that is forked leaves it to its parent.
     """
 
     def __init__(self) -> None:
+        self._begin()
+        atexit.register(self.finish)
+        if hasattr(os, "register_at_fork"):
+            # A thread that is at it is not in the child, and would hold its locks forever there.
+            os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
         self._waiting: dict[str, Callable[[], None]] = {}
         self._lock, self._working = threading.Lock(), threading.RLock()
         self._thread: threading.Thread | None = None
@@ -26,7 +34,6 @@ class Later:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, daemon=True)
                 self._thread.start()
-                atexit.register(self.finish)
 
     def finish(self, key: str | None = None) -> None:
         """Do what is left now, if it has this key or any."""
@@ -42,5 +49,4 @@ class Later:
         threading.Event().wait(DELAY)
         with self._lock:
             self._thread = None  # what is given from now on has another
-            atexit.unregister(self.finish)
         self.finish()

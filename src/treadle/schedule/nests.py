@@ -280,6 +280,16 @@ def copies(source: str, target: str, like: Buffer) -> list[Kernel]:
     return [Kernel("copy", (read,), (written,), parallel([i], [store]))] if like.size else []
 
 
+def shifted(first: str, second: str, third: str, like: Buffer) -> list[Kernel]:
+    """The kernel that copies a buffer to a first one, and a third one to it."""
+    i = Var("i", like.size)
+    at = variable(i)
+    stores = [Store(t, at, Load(s, at, like.dtype)) for s, t in ((second, first), (third, second))]
+    buffers = [Buffer(name, like.dtype, like.size) for name in (third, first, second)]
+    body = parallel([i], stores)
+    return [Kernel("copy", tuple(buffers[:1]), tuple(buffers[1:]), body)] if like.size else []
+
+
 @functools.cache
 def best_divisor(n: int, target: int, least: int = 1) -> int:
     """The divisor of n nearest below a target, or the smallest above; at least `least`."""

@@ -20,7 +20,7 @@ from treadle.schedule.homes import last_reads
 from treadle.schedule.inline import ELEMENTWISE
 from treadle.schedule.keep import CHUNKED
 from treadle.schedule.lower import Draft, Lowering, RepeatDraft, attributes_of
-from treadle.schedule.nests import along, axis_vars, copies, parallel
+from treadle.schedule.nests import along, axis_vars, copies, parallel, shifted
 from treadle.schedule.order import Order
 from treadle.schedule.persistent import Iterations, as_one_kernel, named
 from treadle.schedule.templates import has_template
@@ -144,7 +144,17 @@ class ScanBody(Lowering):
                 made[k] = self._room(f"{self.prefix}next{k}", self.buffers[name])
                 self.held[made[k]] = self.graph.outputs[k].value, Whole()
                 pairs.append((name, made[k]))
-        pairs += [pair for pair in zip(made, self.carried, strict=True) if pair[0] != pair[1]]
+        carried = [pair for pair in zip(made, self.carried, strict=True) if pair[0] != pair[1]]
+        rows = {source: (source, row) for source, row in self.copied_rows}
+        for source, target in carried:
+            # What a carry was and what it becomes are one kernel, which the one that makes its
+            # next value then takes in: an iteration is a phase less.
+            if target in rows and rows[target] in pairs and source not in self.carried:
+                row = rows[target]
+                pairs.remove(row)
+                order.add(*shifted(row[1], target, source, self.buffers[target]))
+            else:
+                pairs.append((source, target))
         for source, target in pairs:
             order.add(*copies(source, target, self.buffers[source]))
 

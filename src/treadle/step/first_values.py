@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
 
 from treadle.nn.module import Declaration, Module
+from treadle.runtime.cpu.processors import default_threads
 from treadle.runtime.session import Session
 
 MANY = 1 << 20  # elements that are worth a thread
+AT_ONCE = 4  # arrays: large ones are drawn by all processors, and rounded by one
 
 
 class FirstValues:
@@ -32,9 +35,12 @@ class FirstValues:
             self._thread.start()
 
     def _draw(self, declarations: Mapping[str, Declaration]) -> None:
-        with suppress(Exception):
-            for name, declared in declarations.items():
-                self._drawn[name] = declared.first_value(self._seed, name)
+        def one(name: str) -> None:
+            with suppress(Exception):
+                self._drawn[name] = declarations[name].first_value(self._seed, name)
+
+        with ThreadPoolExecutor(min(AT_ONCE, default_threads())) as pool:
+            list(pool.map(one, declarations))
 
     def write(self) -> None:
         """Wait for the rest and write all of them; once is enough."""

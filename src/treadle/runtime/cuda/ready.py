@@ -10,14 +10,16 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from treadle.kernel.launch import MatmulCall, MatrixFacts
 from treadle.runtime.cuda import dnn_backend
-from treadle.runtime.cuda.blas import blas_handle, noise, workspace
+from treadle.runtime.cuda.blas import Matmul, blas_handle, noise, workspace
 from treadle.runtime.cuda.compiler import compile_source
 from treadle.runtime.cuda.conv import first_call, numbered_convolution
-from treadle.runtime.cuda.device import device
+from treadle.runtime.cuda.device import Block, device
 from treadle.runtime.cuda.dnn import has_dnn
 from treadle.runtime.cuda.once import once
 
+FEW = 256  # rows and columns of the first matmul
 EMPTY = 'extern "C" __global__ void empty() {}'
 
 
@@ -57,6 +59,13 @@ def _dnn() -> None:
 
 
 def _matmuls() -> None:
+    """What all matmuls share, and a small one: the library's heuristics and first kernel."""
     blas_handle()
     workspace()
     noise()
+    facts = MatrixFacts("bfloat16", FEW, 1, 0, 0)
+    matmul = Matmul(MatmulCall(FEW, FEW, FEW, 1, facts, facts, facts))
+    blocks = [Block(2 * FEW * FEW) for _ in range(3)]
+    with device().lock:
+        matmul.take_first(*(block.address for block in blocks))
+        device().wait()  # before the blocks are given back
