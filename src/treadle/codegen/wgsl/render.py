@@ -22,12 +22,10 @@ from treadle.kernel.nodes import (
     Kernel,
     Matmul,
     Role,
-    Space,
     Statement,
     Store,
     Update,
 )
-from treadle.kernel.shaders import PACKS
 
 
 class Writer(Values):
@@ -69,13 +67,13 @@ class Writer(Values):
         if self.grid.count % groups:
             self.add(f"if (iteration >= {self.grid.count}) {{ return; }}")
         for b, _ in shared_of(self.kernel):
-            type_ = "f16" if b.name in self.halves else scalars.memory(b.dtype)
-            type_, size = (PACKS, b.size // 4) if b.name in self.packed else (type_, b.size)
+            type_, size = "f16" if b.name in self.halves else scalars.memory(b.dtype), b.size
+            if b.name in self.packed:
+                type_, size = f"vec4<{type_}>", size // 4
             name = self.share("shared", type_, size * groups)
             self.inside[b.name] = name
             if groups > 1:
                 self.starts[b.name] = f"index / {share} * {b.size}"
-        assert all(b.space is Space.SHARED for b in self.kernel.scratch)
 
     # Sums of columns: threads beside each other have columns beside each other
 

@@ -151,7 +151,9 @@ class Contraction(Writer):
             self.decode(f"({first} + {i})", loops)
             self.decode(f"({start} + {d})", tile.depth)
             for u, part in enumerate(got):
-                read = self.pack(load_of(value), u) if lanes > 1 else self.value(value)
+                wanted = load_of(value)
+                is_pack = lanes > 1
+                read = self.pack(wanted.buffer, wanted.index, u) if is_pack else self.value(value)
                 self.add(f"{part} = {read};")
         self.vars = before
         store = self._put(name, panel, far, near, got)

@@ -52,23 +52,33 @@ class Values(Expressions):
         return name
 
     def element(self, buffer: str, index: Index) -> str:
-        at = self.index(index)
-        if self.guard:
-            at = f"select(0, {at}, {self.guard})"
+        if buffer in self.packed:
+            return self._of_pack(buffer, index)
+        at = self._guarded_index(index)
         if buffer in self.inside:
             start = f"{self.starts[buffer]} + " if buffer in self.starts else ""
-            if buffer in self.packed:
-                return f"{self.inside[buffer]}[u32({at}) >> 2u][u32({at}) & 3u]"
             return f"{self.inside[buffer]}[{start}{at}]"
         number = self.outside[buffer]
-        if buffer in self.packed:
-            return f"memory{number}[p{number} + (u32({at}) >> 2u)][u32({at}) & 3u]"
         return f"memory{number}[p{number} + u32({at})]"
 
-    def pack(self, wanted: Load, number: int) -> str:
+    def _guarded_index(self, index: Index) -> str:
+        at = self.index(index)
+        return f"select(0, {at}, {self.guard})" if self.guard else at
+
+    def _of_pack(self, buffer: str, index: Index) -> str:
+        """An element of a pack: the same of every one, where it is known which."""
+        if all(factor % 4 == 0 for _, factor in index.terms):
+            number = index.offset % 4
+            return f"{self.pack(buffer, index - number)}[{number}]"
+        return f"{self.pack(buffer, index)}[u32({self._guarded_index(index)}) & 3u]"
+
+    def pack(self, buffer: str, index: Index, number: int = 0) -> str:
         """Four elements of a packed buffer from where an index says, or so many packs after."""
-        memory, more = self.outside[wanted.buffer], f" + {number}u" if number else ""
-        return f"memory{memory}[p{memory} + (u32({self.index(wanted.index)}) >> 2u){more}]"
+        at, more = self._guarded_index(index), f" + {number}u" if number else ""
+        if buffer in self.inside:
+            return f"{self.inside[buffer]}[(u32({at}) >> 2u){more}]"
+        memory = self.outside[buffer]
+        return f"memory{memory}[p{memory} + (u32({at}) >> 2u){more}]"
 
     def load(self, wanted: Load) -> str:
         return self.read(wanted.buffer, wanted.index)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from treadle.base import dtypes
 from treadle.kernel.contraction import Axes, Operand
 from treadle.kernel.geometry import Geometry, Panel, Tiled
+from treadle.kernel.mapped import matrix_sums
 from treadle.kernel.nodes import Kernel, Load, Matmul, Role
 from treadle.kernel.packs import is_pack
 from treadle.kernel.target import Mapping
@@ -33,10 +34,13 @@ AFTER, BEFORE = 0.4, 2000
 
 
 def warps_for(kernel: Kernel, mapping: Mapping) -> int:
-    """Warps of a group that multiplies matrices in its memory, each as many; 0 where none does."""
-    found = [s.target for s in walk(kernel.body) if isinstance(s, Matmul)]
-    edge = max(1, mapping.matrices)
-    counts = [t.rows.count // edge * (t.columns.count // edge) for t in found]
+    """Warps of a group that multiplies matrices in its memory; 0 where none does.
+
+    Each holds whole rows of matrices of the sums.
+    """
+    held, edge = matrix_sums(kernel), max(1, mapping.matrices)
+    products = [s.target for s in walk(kernel.body) if isinstance(s, Matmul)]
+    counts = [t.rows.count // edge for t in products if t.buffer in held]
     return math.gcd(*counts, MOST_WARPS) if counts else 0
 
 
