@@ -139,7 +139,10 @@ def carry_out(kernel: Kernel, text: str, block: str, product: Matmul) -> None:
     rng = np.random.default_rng(0)
     given = {at[b.name]: rng.normal(size=b.size) for b in shared}
     found = {name: array.copy() for name, array in given.items()}
-    m, (left, right) = product.target, (given[at[x.buffer]][places_of(x)] for x in product.matrices[1:])
+    m, (left, right) = (
+        product.target,
+        (given[at[x.buffer]][places_of(x)] for x in product.matrices[1:]),
+    )
     assert kernel.geometry is not None
     warps = [Warp(i, found, packed) for i in range(kernel.geometry.threads // 32)]
     held = dict.fromkeys(re.findall(r"\bheld_\d+_\d+\b", block))
@@ -167,7 +170,9 @@ def test_matrices_that_warps_hold_are_cleared_and_stored_in_parts() -> None:
     for kernel in kernels(gradients((4, 2, 96, 96, 64, True))):
         text = shader(kernel, halves=True).text
         totals = set(re.findall(r"\bheld_\d+_\d+\b", text))
-        stored = re.findall(r"coopStoreT\((held_\d+_\d+), &(\w+)\[warp \* 144 \+ (\d)\], 9u\);", text)
+        stored = re.findall(
+            r"coopStoreT\((held_\d+_\d+), &(\w+)\[warp \* 144 \+ (\d)\], 9u\);", text
+        )
         assert sorted(name for name, _, _ in stored) == sorted(totals)
         assert all(int(at) == int(name[-1]) % 2 * 4 for name, _, at in stored)
         for name in totals:

@@ -10,11 +10,11 @@ from treadle.kernel.access import accesses
 from treadle.kernel.geometry import Combine, Geometry, Tiled
 from treadle.kernel.index import variable
 from treadle.kernel.mapped import (
-    matrix_sums,
     SHARED_OUT,
     grid_of,
     group_rows,
     is_of_warps,
+    matrix_sums,
     row_loops,
     shared_bytes,
     sums_of,

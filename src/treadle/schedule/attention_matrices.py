@@ -37,7 +37,7 @@ from treadle.schedule import attention_stream, attention_stream_grad
 from treadle.schedule.attention_stream import LEAST, LOWEST, BlockPair, Streams
 from treadle.schedule.nests import Body, apply, as_dtype, in_order, parallel
 from treadle.schedule.softmax import F32, add, choose, equals, finite, local, mul, power, sub
-from treadle.schedule.stream_tiles import Numbers, Tile
+from treadle.schedule.stream_tiles import Tile
 from treadle.schedule.templates import MATRIX_OTHERS
 
 F16 = dtypes.float16
@@ -235,7 +235,10 @@ class Forward(_Matrices, attention_stream.Forward):
         def weigh(row: Index, key: Index, u: int) -> list[Statement]:
             weight = power(self._score(at, row, key), self.logs.load(row))
             seen = self.seen(at, row, key, weight, 0.0, 0.0)
-            return [Let(f"weight{u}", seen), self.probabilities.store(local(f"weight{u}"), row, key)]
+            return [
+                Let(f"weight{u}", seen),
+                self.probabilities.store(local(f"weight{u}"), row, key),
+            ]
 
         sizes = (self.block, self.width, self.others)
         return (
@@ -299,7 +302,9 @@ class Backward(_Matrices, attention_stream_grad.Backward):
             weight = self.seen(at, row, key, power(score, self.logs.load(row)), 0.0, 0.0)
             return [Let(f"weight{u}", weight), self.weighed.store(local(f"weight{u}"), row, key)]
 
-        scores = _multiplied(self.held, self.queries, self.keys.transposed, (*self.rows_of, self.depth))
+        scores = _multiplied(
+            self.held, self.queries, self.keys.transposed, (*self.rows_of, self.depth)
+        )
         return (scores, *_packs(*self.rows_of, weigh))
 
     def _gradients(self) -> Body:
@@ -382,9 +387,7 @@ class Backward(_Matrices, attention_stream_grad.Backward):
         )
         return self.kernel(parallel([group], body), (1, 2), "_keys")
 
-    def _by_queries(
-        self, at: BlockPair, block: Index, step: Callable[[BlockPair], Body]
-    ) -> Body:
+    def _by_queries(self, at: BlockPair, block: Index, step: Callable[[BlockPair], Body]) -> Body:
         """Steps of a block of keys through all queries that see it, from the last one back.
 
         So counted, blocks are known to be inside.
@@ -395,9 +398,7 @@ class Backward(_Matrices, attention_stream_grad.Backward):
             return in_order([var], step(replace(at, query=variable(var) * n)))
         count = max(count, self.key_blocks * self.ratio)
         var, own = Var("qb", count), Var("db", self.ratio)
-        after = replace(
-            at, query=(constant(count - 1) - variable(var)) * n, is_masked=False
-        )
+        after = replace(at, query=(constant(count - 1) - variable(var)) * n, is_masked=False)
         same = replace(at, query=at.key + variable(own) * n)
         stop = constant(count - self.ratio) - block * self.ratio
         return (

@@ -17,8 +17,10 @@ from treadle.kernel.index import Index, Var, uses
 from treadle.kernel.mapped import Nest
 from treadle.kernel.nodes import (
     Apply,
+    Convert,
     For,
     Kernel,
+    Literal,
     Load,
     Local,
     Matmul,
@@ -28,8 +30,8 @@ from treadle.kernel.nodes import (
     Store,
     Value,
 )
-from treadle.kernel.packs import copy_of, packed_stores
-from treadle.kernel.traverse import walk
+from treadle.kernel.packs import copy_of, is_pack, packed_stores
+from treadle.kernel.traverse import subvalues, walk
 
 
 def _stride(index: Index, var: Var) -> int | None:
@@ -47,8 +49,9 @@ class Matrices(Contraction):
         super().__init__(kernel, tiled, halves)
         sides = (tiled.left, self.product.left), (tiled.right, self.product.right)
         self.packed = frozenset(load_of(value).buffer for p, value in sides if p.lanes > 1)
-        self.plain = self._plain_store()
+        self.plain, self.fours = self._plain_store(), self._store_of_fours()
         self.floats = frozenset([self.plain[0].buffer] if self.plain else [])
+        self.packed |= {self.fours.buffer} if self.fours else set()
 
     def _plain_store(self) -> tuple[Store, int] | None:
         """What follows, where that is a store of whole rows of float32 and nothing else."""
@@ -66,11 +69,32 @@ class Matrices(Contraction):
         is_plain = stride is not None and across == 1 and store.buffer not in reads
         return (store, stride) if is_plain and stride is not None else None
 
+    def _store_of_fours(self) -> Store | None:
+        """What follows, where that is a store of float16 made of the sum alone, in whole packs."""
+        tile, product = self.tile, self.product
+        store, column = product.after[0], tile.columns[-1]
+        if len(product.after) != 1 or not isinstance(store, Store) or store.guard is not None:
+            return None
+        is_pure = all(
+            isinstance(v, Local | Literal | Apply | Convert) for v in subvalues(store.value)
+        )
+        is_aligned = max(tile.left.lanes, tile.right.lanes) > 1 and column.extent % 4 == 0
+        is_whole = is_aligned and is_pack(store.index, column, 4)
+        reads = {load_of(product.left).buffer, load_of(product.right).buffer}
+        is_narrow = store.buffer in self.halves - reads
+        return store if is_pure and is_whole and is_narrow else None
+
     def _clear(self) -> None:
         self.edge, warps = self.tile.matrices, self.geometry.threads // self.tile.shares
         self.down, self.across = (n // self.edge for n in (self.tile.down, self.tile.across))
         if self.plain is None:
-            self.stage = self.share("stage", "f32", warps * self.tile.stage_step * self.edge)
+            size = warps * self.tile.stage_step * self.edge
+            of_fours = self.fours is not None
+            self.stage = (
+                self.share("stage", "vec4<f32>", size // 4)
+                if of_fours
+                else self.share("stage", "f32", size)
+            )
         self.matrix = f"coop_mat{self.edge}x{self.edge}"
         for i in range(self.down):
             for j in range(self.across):
@@ -129,20 +153,34 @@ class Matrices(Contraction):
         if self.plain is not None:
             self._stored(*self.plain)
             return
-        wide, step = staged * edge, tile.stage_step
+        each = 4 if self.fours is not None else 1  # elements of the stage's, which threads take
+        wide, step = staged * edge // each, tile.stage_step // each
         stage = f"index / {shares} * {edge * step}"
         for i in range(self.down):
             for j in range(0, self.across, staged):
                 for u in range(staged):
-                    place = f"&{self.stage}[{stage} + {u * edge}]"
+                    place = f"&{self.stage}[{stage} + {u * edge // each}]"
                     self.add(f"coopStoreT(sum_{i}_{j + u}, {place}, {step}u);")
                 self.add("workgroupBarrier();")
                 with self.block(f"for (var e = share; e < {edge * wide}; e += {shares})"):
                     row = f"ty * {tile.down} + {i * edge} + e / {wide}"
-                    column = f"tx * {tile.across} + {j * edge} + e % {wide}"
-                    at = f"{stage} + e / {wide} * {step} + e % {wide}"
-                    self._after(row, column, f"{self.stage}[{at}]")
+                    column = f"tx * {tile.across} + {j * edge} + e % {wide} * {each}"
+                    self._after(
+                        row, column, f"{self.stage}[{stage} + e / {wide} * {step} + e % {wide}]"
+                    )
                 self.add("workgroupBarrier();")
+
+    def _follows(self, total: str) -> None:
+        if self.fours is None:
+            super()._follows(total)
+            return
+        self.add(f"let four = {total};")
+        local, store, parts = self.product.local, self.fours, list[str]()
+        for u in range(4):
+            self.names[local], self.dtypes[local] = f"four[{u}]", self.product.dtype
+            parts.append(f"f16({self.stored_value(store.value)})")
+        into = self.pack(store.buffer, store.index)
+        self.add(f"{into} = vec4<f16>({', '.join(parts)});")
 
     def _stored(self, store: Store, stride: int) -> None:
         """Matrices as they are, where nothing is to be done with their elements."""
