@@ -19,7 +19,7 @@ part() { # at most so many seconds, and lines
 smollm2=("$here/webgpu.py" steps smollm2 --precision float16 --matrices --profile --turn 0.4)
 part 30 20 "$here/webgpu_check.py"
 part 80 50 "${smollm2[@]}" --peers compile --table "$out/profile.txt" --lines 40 --record "$out/smollm2.json"
-part 35 30 "${smollm2[@]}" --stored --peers --table "$out/stored.txt" --lines 24
+TREADLE_CACHE="$out/cache" part 35 30 "${smollm2[@]}" --stored --peers --table "$out/stored.txt" --lines 24
 part 25 8 "$here/webgpu.py" products --precision float16 --matrices --devices cuda --rounds 3 \
   --sizes 4096 4096 4096 --sizes 8192 576 1536 --sizes 8192 1536 576 --sizes 8192 576 49152 \
   --record "$out/products.json"

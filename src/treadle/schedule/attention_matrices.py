@@ -170,7 +170,7 @@ class Forward(_Matrices, attention_stream.Forward):
         )
         return self.kernel(parallel([group], body), (0, 1))
 
-    def _scored(self, at: BlockPair) -> Body:
+    def _scores_of(self, at: BlockPair) -> Body:
         sizes = (self.block, self.others, self.depth)
         return (
             *self.copied(self.keys, 1, self.of_keys(at), at.key, self.others),
@@ -202,7 +202,7 @@ class Forward(_Matrices, attention_stream.Forward):
             self.greatest.store(local("most"), row, part),
             self.added.store(local("sum"), row, part),
         ]
-        return (*self._scored(at), *parallel([i, p], body))
+        return (*self._scores_of(at), *parallel([i, p], body))
 
     def _logarithms(self, at: BlockPair) -> Body:
         """Of each row's sum, as a result, and as what raised probabilities are shifted by."""
@@ -243,7 +243,7 @@ class Forward(_Matrices, attention_stream.Forward):
         sizes = (self.block, self.width, self.others)
         return (
             *self.copied(self.values, 2, self.of_keys(at), at.key, self.others),
-            *self._scored(at),
+            *self._scores_of(at),
             *_packs(self.block, self.others, weigh),
             _multiplied(self.out, self.probabilities, self.values, sizes, adds=True),
         )

@@ -216,7 +216,8 @@ class Blocks(Writer):
         self.packed = frozenset({x.buffer for copy in copies if copy is not None for x in copy})
         self.packed |= narrow | {s.target.buffer for s in products}
         packs = [p for loop in loops for p in packed_stores(loop.body, 4)]
-        self.packed |= {p[0].buffer for p in packs} & halves
+        is_aligned = any(copy is not None for copy in copies)  # as all buffers of a kernel are
+        self.packed |= {p[0].buffer for p in packs} & halves if is_aligned else set()
 
     def begin_group(self) -> None:
         super().begin_group()

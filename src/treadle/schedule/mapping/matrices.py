@@ -58,8 +58,8 @@ def map_matrices(
     kernel: Kernel, found: Contracting, mapping: Mapping, is_aligned: bool, calls: int
 ) -> Kernel:
     """The kernel with the tile that should take the least time; launches have so many calls."""
-    every = list(_tiled(found, mapping, is_aligned))
-    best, _ = min(every, key=lambda pair: _cycles(*pair, calls))
+    every = _tiled(found, mapping, is_aligned)
+    best, _ = min(every, key=lambda pair: _cycles(pair[0], pair[1], calls))
     body = (*found.lets, *nest(found.axes.result, Role.GRID, in_order(found.body)))
     geometry = Geometry(_threads(best), 1, mapping.warp, template=best)
     return replace(kernel, body=body, geometry=geometry)
