@@ -26,7 +26,6 @@ from treadle.kernel.nodes import (
     Matmul,
     Matrix,
     Role,
-    Statement,
     Store,
     Value,
 )
@@ -272,22 +271,6 @@ class Blocks(Writer):
                     lines.append(f"{self.pack(into.buffer, into.index)} = {got};")
                 for line in lines:
                     self.add(line)
-
-    def all(self, body: Sequence[Statement], is_group: bool = False) -> None:
-        """Elements that fill a pack of a thread are stored together."""
-        packs = [p for p in packed_stores(body, 4) if p[0].buffer in self.packed & self.halves]
-        names: dict[int, str] = {}
-        for s in body:
-            pack = next((p for p in packs if any(x is s for x in p)), None)
-            if pack is None or not isinstance(s, Store):
-                super().all([s], is_group)
-                continue
-            names[id(s)] = self.new("lane")
-            self.add(f"let {names[id(s)]} = f16({self.stored_value(s.value)});")
-            if all(id(x) in names for x in pack):
-                four = ", ".join(names[id(x)] for x in pack)
-                text = f"{self.pack(s.buffer, pack[0].index)} = vec4<f16>({four});"
-                self.add(text if s.guard is None else f"if {self.value(s.guard)} {{ {text} }}")
 
     def applied(self, value: Apply, given: list[str], exceeds: bool) -> str:
         if value.op in QUICK and value.dtype is dtypes.float32:

@@ -47,8 +47,12 @@ class Memory(Expressions):
         """An element of a pack: the same of every one, where it is known which."""
         if all(factor % 4 == 0 for _, factor in index.terms):
             number = index.offset % 4
-            return f"{self.pack(buffer, index - number)}[{number}]"
+            return f"{self.whole_pack(buffer, index - number)}[{number}]"
         return f"{self.pack(buffer, index)}[u32({self._guarded_index(index)}) & 3u]"
+
+    def whole_pack(self, buffer: str, index: Index) -> str:
+        """A pack of which one element is wanted now, maybe others later."""
+        return self.pack(buffer, index)
 
     def pack(self, buffer: str, index: Index, number: int = 0) -> str:
         """Four elements of a packed buffer from where an index says, or so many packs after."""

@@ -19,12 +19,14 @@ from treadle.kernel.nodes import (
     Accumulate,
     For,
     Kernel,
+    Let,
     Matmul,
     Role,
     Statement,
     Store,
     Update,
 )
+from treadle.kernel.packs import packed_stores
 
 
 class Writer(Columns):
@@ -32,6 +34,7 @@ class Writer(Columns):
 
     def __init__(self, kernel: Kernel, halves: frozenset[str] = frozenset()):
         super().__init__(kernel, halves)
+        self.packed = self.geometry.packs & halves
         self.warp = self.geometry.warp  # 1 where threads cannot exchange values
         made = {b.name for b in kernel.outputs}
         # Threads of a group meet in memory that they write and read.
@@ -117,8 +120,32 @@ class Writer(Columns):
     # Statements
 
     def all(self, body: Sequence[Statement], is_group: bool = False) -> None:
+        """Elements that fill a pack of a thread are stored together."""
+        every = [] if is_group else packed_stores(body, 4)
+        packs = [p for p in every if p[0].buffer in self.packed & self.halves]
+        names: dict[int, str] = {}
+        before = self.settled, dict(self.known)
+        self.settled = self._settled(body, packs)
         for s in body:
-            statements.statement(self, s, is_group)
+            pack = next((p for p in packs if any(x is s for x in p)), None)
+            if pack is None or not isinstance(s, Store):
+                statements.statement(self, s, is_group)
+                continue
+            names[id(s)] = self.new("lane")
+            self.add(f"let {names[id(s)]} = f16({self.stored_value(s.value)});")
+            if all(id(x) in names for x in pack):
+                four = ", ".join(names[id(x)] for x in pack)
+                text = f"{self.pack(s.buffer, pack[0].index)} = vec4<f16>({four});"
+                self.add(text if s.guard is None else f"if {self.value(s.guard)} {{ {text} }}")
+        self.settled, self.known = before
+
+    def _settled(self, body: Sequence[Statement], packs: list[tuple[Store, ...]]) -> frozenset[str]:
+        """Buffers in packs that a thread's statements write after all else, if at all."""
+        if not all(isinstance(s, Let | Store | Accumulate) for s in body):
+            return frozenset()
+        late = {id(x) for pack in packs for x in pack}
+        early = {s.buffer for s in body if isinstance(s, Store) and id(s) not in late}
+        return self.packed - early
 
     def sequential(self, loop: For) -> AbstractContextManager[None]:
         name = self.vars[loop.var] = self.named(loop.var)

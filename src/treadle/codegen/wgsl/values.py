@@ -27,6 +27,7 @@ class Values(Memory):
         super().__init__(kernel, halves)
         self.dtypes: dict[str, DType] = {}  # of locals
         self.known: dict[str, str] = {}  # names of what was computed, by its text
+        self.settled: frozenset[str] = frozenset()  # buffers that do not change meanwhile
 
     def named(self, var: Var) -> str:
         return self.new(f"i_{_safe(var.name)}")
@@ -76,6 +77,16 @@ class Values(Memory):
         if text not in self.known:
             self.known[text] = self.new("long")
             self.add(f"var {self.known[text]}: {scalars.register(dtype)} = {text};")
+        return self.known[text]
+
+    def whole_pack(self, buffer: str, index: Index) -> str:
+        """It is loaded once, where nothing changes it before the rest is wanted."""
+        text = self.pack(buffer, index)
+        if buffer not in self.settled:
+            return text
+        if text not in self.known:
+            self.known[text] = self.new("pack")
+            self.add(f"let {self.known[text]} = {text};")
         return self.known[text]
 
     @functools.cached_property

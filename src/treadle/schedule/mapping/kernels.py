@@ -42,6 +42,7 @@ from treadle.schedule.mapping.groups import (
     with_stages,
 )
 from treadle.schedule.mapping.matrices import are_matrices, map_matrices, warps_for
+from treadle.schedule.mapping.packed import by_packs
 from treadle.schedule.mapping.shapes import (
     Shape,
     chosen_shape,
@@ -92,7 +93,8 @@ def map_kernel(
     warps = warps_for(kernel, mapping)
     if warps:
         shape = replace(shape, share=mapping.warp * warps, threads=mapping.warp * warps)
-    return _map_shape(kernel, shape, mapping, is_aligned, False)
+    mapped = _map_shape(kernel, shape, mapping, is_aligned, False)
+    return by_packs(mapped, mapping) if is_aligned and not warps else mapped
 
 
 def _map_shape(
