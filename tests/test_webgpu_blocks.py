@@ -177,3 +177,19 @@ def test_matrices_that_warps_hold_are_cleared_and_stored_in_parts() -> None:
         assert all(int(at) == int(name[-1]) % 2 * 4 for name, _, at in stored)
         for name in totals:
             assert text.count(f"{name} = coop_mat16x16<f32, C>();") == 2
+
+
+def test_rows_of_float16_are_read_and_stored_by_fours() -> None:
+    def scaled(x, w):
+        return [x * w / (x * x).sum(axis=-1, keepdims=True).astype(td.float16)]
+
+    types = TensorType((6, 576), dtypes.float16), TensorType((576,), dtypes.float16)
+    graph = td.trace(scaled, *types)
+    program = schedule(graph, target=target_of(FULL))
+    packed = [k for k in program.distinct() if k.geometry is not None and k.geometry.packs]
+    assert packed
+    assert any("= vec4<f16>(" in shader(k, halves=True).text for k in packed)
+    arrays = {n: a.astype(np.float16) for n, a in draw(graph, 1).items()}
+    for ours, theirs in zip(run(program, arrays), evaluate_float64(graph, arrays), strict=True):
+        most = np.abs(np.asarray(theirs)).max()
+        assert np.abs(np.asarray(ours, np.float64) - theirs).max() <= 4e-3 * most
