@@ -15,6 +15,7 @@ without PyTorch, to try the script on an adapter that is a processor.
 
 `steps` trains workloads of bench/models.py. PyTorch's float32 is its own (`highest`), or with
 `--tf32` rounded to TF32 inside products; beside float16 PyTorch computes in bfloat16 by autocast.
+With `--stored` attention by matrices is left out: scores are stored, as products and softmax.
 `products` multiplies square and training matrices on both of Treadle's backends in turns, results
 read back once at the end, and prints TFLOP/s; with `--matrices` WebGPU once more with cooperative
 matrices, and steps with them alone. Methods are those of bench/gpu.py. `attention` has a causal
@@ -44,6 +45,7 @@ from peers import BETAS, DECAY, EPSILON, RATE
 import treadle as td
 from models import WORKLOADS, Workload, loss
 from treadle import nn, optim
+from treadle.schedule import templates
 
 # What `all` runs: a name, and arguments.
 PARTS: dict[str, list[str]] = {
@@ -307,6 +309,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", nargs=3, type=int, action="append")
     parser.add_argument("--devices", nargs="*", default=["webgpu", "cuda"])
     parser.add_argument("--matrices", action="store_true", help="cooperative ones too")
+    parser.add_argument("--stored", action="store_true", help="attention stores its scores")
     parser.add_argument("--record", type=Path, help="where to write what was measured")
     parser.add_argument("--out", type=Path, default=Path("webgpu.json"), help="of `all`")
     parser.add_argument("--only", nargs="*", help="parts of `all`")
@@ -320,6 +323,8 @@ def main() -> int:
     given = arguments()
     if given.what == "all":
         return 1 if measure_all(given) else 0
+    if given.stored:
+        templates.is_by_matrices = lambda *_: False
     if given.tf32:
         import torch
 

@@ -28,6 +28,7 @@ ATTENTION = [
     (2, 6, 2, 128, 128, 64, True),
     (1, 9, 3, 200, 200, 64, True),
     (1, 8, 8, 100, 150, 32, False),
+    (1, 9, 3, 1024, 1024, 64, True),
 ]
 
 
@@ -68,6 +69,10 @@ def main() -> int:
     found = [check(f"attention {s}", attention(s)) for s in ATTENTION]
     types = TensorType((512, 96), td.float16), TensorType((384, 96), td.float16)
     found.append(check("products", td.trace(lambda x, y: [x @ y.T, x.T @ x], *types)))
+    for columns in (576, 1536):  # tiles of 192 x 192, and of 128 x 256
+        types = TensorType((8192, 576), td.float16), TensorType((columns, 576), td.float16)
+        every = td.trace(lambda x, y: [x @ y.T, (x @ y.T).T @ x], *types)
+        found.append(check(f"products with {columns} columns", every))
     return 0 if all(found) else 1
 
 

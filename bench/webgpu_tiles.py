@@ -11,7 +11,9 @@ cycles is marked: where another is faster, the count is wrong (schedule/mapping/
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,9 @@ from treadle.schedule.mapping import matrices
 
 SIZES = [(8192, 576, 1536), (8192, 1536, 576), (8192, 576, 960)]
 COUNT, ROUNDS = 4, 3  # products of one program, which have a launch; runs, of which the best counts
+# Seconds that a device is kept busy before it is timed, and products that do so: while programs are
+# compiled it may slow down, and rates of a sweep fell to a fifth from one tile to the next.
+BUSY, CHAIN = 0.3, (4096, 40)
 OPTIONS = CompileOptions(target="native+cooperative-matrix")
 EVERY = matrices.TILES
 
@@ -48,9 +53,32 @@ def product(kind: str, sizes: tuple[int, int, int]) -> Graph:
     return td.trace(products, *types)
 
 
+def chain() -> Graph:
+    """Products one after the other, of one matrix."""
+    size, count = CHAIN
+
+    def products(x: Any, w: Any) -> Any:
+        for _ in range(count):
+            x = x @ w
+        return x
+
+    return td.trace(products, *[TensorType((size, size), td.float16)] * 2)
+
+
+@functools.cache
+def heater(limits: WebGpuLimits) -> Any:
+    matrices.TILES = EVERY
+    toolchain, graph = WebGpuToolchain(limits), chain()
+    built = build(toolchain, graph, CompileReport("webgpu", "float16"), OPTIONS)
+    zeros = {name: np.zeros((CHAIN[0], CHAIN[0]), np.float16) for name in graph.leaves}
+    loaded = toolchain.load(graph, built)
+    return lambda: loaded.run(zeros)
+
+
 def seconds(graph: Graph, limits: WebGpuLimits) -> tuple[float, tuple[int, int]]:
     """Of one product, and the tile that it has."""
-    toolchain = WebGpuToolchain(limits)
+    tried, heat = matrices.TILES, heater(limits)
+    matrices.TILES, toolchain = tried, WebGpuToolchain(limits)
     program = toolchain.schedule(graph, OPTIONS)
     templates = [geometry_of(k).template for k in program.distinct()]
     tiles = {(t.left.length, t.right.length) for t in templates if isinstance(t, Tiled)}
@@ -58,6 +86,9 @@ def seconds(graph: Graph, limits: WebGpuLimits) -> tuple[float, tuple[int, int]]
     leaves = {n: graph.nodes[i].types[0] for n, i in graph.leaves.items()}
     arrays = {n: np.full(t.shape, 0.01, np.float16) for n, t in leaves.items()}
     loaded = toolchain.load(graph, built)
+    start = time.perf_counter()
+    while time.perf_counter() - start < BUSY:
+        heat()
     runs = [sum(t.seconds for t in loaded.profile(arrays)) for _ in range(ROUNDS)]
     return min(runs) / COUNT, tiles.pop()
 

@@ -151,7 +151,7 @@ def test_operands_of_matrices_are_copied_in_packs_where_they_lie_so() -> None:
         return shader.text + " ".join(shader.elements)
 
     assert text(64).count("array<vec4<f16>") == 2
-    assert text(64).endswith("vec4<f16> vec4<f16> f16")
+    assert text(64).endswith("vec4<f16> vec4<f16> vec4<f16>")
     assert text(66).endswith("f16 f16 f16")  # rows do not start at whole packs
 
 

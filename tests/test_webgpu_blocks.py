@@ -22,7 +22,7 @@ from treadle.domains.float64 import evaluate_float64
 from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
 from treadle.kernel.mapped import shared_bytes
-from treadle.kernel.nodes import Kernel, Matmul
+from treadle.kernel.nodes import Kernel, Matmul, Matrix, Space
 from treadle.kernel.target import Target
 from treadle.kernel.target_webgpu import FULL, target_of
 from treadle.kernel.traverse import walk
@@ -123,30 +123,73 @@ class Warp:
 def test_texts_multiply_what_the_kernel_says(depth: int) -> None:
     for kernel in kernels(gradients((4, 2, 96, 96, depth, True))):
         text = shader(kernel, halves=True).text
-        names = [f"shared_{i + 1}" for i in range(len(kernel.scratch))]
-        packed = set(re.findall(r"var<workgroup> (\w+): array<vec4<f16>", text))
         blocks = re.findall(r"^ +\{\n((?: .*;\n)+) +\}$", text, re.MULTILINE)
+        blocks = [b for b in blocks if "coopMultiplyAdd" in b]
         products = [s for s in walk(kernel.body) if isinstance(s, Matmul)]
         assert len(blocks) == len(products) >= 2
-        at = {b.name: name for b, name in zip(kernel.scratch, names, strict=True)}
-        assert kernel.geometry is not None
         for block, product in zip(blocks, products, strict=True):
-            rng = np.random.default_rng(0)
-            given = {at[b.name]: rng.normal(size=b.size) for b in kernel.scratch}
-            found = {name: array.copy() for name, array in given.items()}
-            for number in range(kernel.geometry.threads // 32):
-                warp = Warp(number, found, packed)
-                for line in block.splitlines():
-                    warp.line(line.strip())
-            target, left, right = (
-                given[at[m.buffer]][
-                    m.rows.stride * np.arange(m.rows.count)[:, None]
-                    + m.columns.stride * np.arange(m.columns.count)
-                ]
-                for m in product.matrices
-            )
-            m = product.target
-            places = m.rows.stride * np.arange(m.rows.count)[:, None] + np.arange(m.columns.count)
-            expected = given[at[m.buffer]].copy()
-            expected[places] = left @ right + (target if product.adds else 0)
-            np.testing.assert_allclose(found[at[m.buffer]], expected, atol=1e-9)
+            carry_out(kernel, text, block, product)
+
+
+def carry_out(kernel: Kernel, text: str, block: str, product: Matmul) -> None:
+    """Lines of one product, by all warps, on numbers: memory, or the matrices that they hold."""
+    shared = [b for b in kernel.scratch if b.space is Space.SHARED]
+    at = {b.name: f"shared_{i + 1}" for i, b in enumerate(shared)}
+    packed = set(re.findall(r"var<workgroup> (\w+): array<vec4<f(?:16|32)>", text))
+    rng = np.random.default_rng(0)
+    given = {at[b.name]: rng.normal(size=b.size) for b in shared}
+    found = {name: array.copy() for name, array in given.items()}
+    m, (left, right) = (
+        product.target,
+        (given[at[x.buffer]][places_of(x)] for x in product.matrices[1:]),
+    )
+    assert kernel.geometry is not None
+    warps = [Warp(i, found, packed) for i in range(kernel.geometry.threads // 32)]
+    held = dict.fromkeys(re.findall(r"\bheld_\d+_\d+\b", block))
+    start = rng.normal(size=(len(warps), len(held), 16, 16))
+    for warp, matrices in zip(warps, start, strict=True):
+        warp.matrices |= dict(zip(held, matrices, strict=True))
+        for line in block.splitlines():
+            warp.line(line.strip())
+    if not product.adds:
+        expected = given[at[m.buffer]].copy()
+        expected[places_of(m)] = left @ right
+        np.testing.assert_allclose(found[at[m.buffer]], expected, atol=1e-9)
+        return
+    rows = [np.hstack([w.matrices[name] for name in held]) for w in warps]
+    before = np.vstack([np.hstack(list(matrices)) for matrices in start])
+    np.testing.assert_allclose(np.vstack(rows), before + left @ right, atol=1e-9)
+
+
+def places_of(m: Matrix) -> np.ndarray:
+    rows, columns = np.arange(m.rows.count), np.arange(m.columns.count)
+    return m.rows.stride * rows[:, None] + m.columns.stride * columns
+
+
+def test_matrices_that_warps_hold_are_cleared_and_stored_in_parts() -> None:
+    for kernel in kernels(gradients((4, 2, 96, 96, 64, True))):
+        text = shader(kernel, halves=True).text
+        totals = set(re.findall(r"\bheld_\d+_\d+\b", text))
+        stored = re.findall(
+            r"coopStoreT\((held_\d+_\d+), &(\w+)\[warp \* 144 \+ (\d)\], 9u\);", text
+        )
+        assert sorted(name for name, _, _ in stored) == sorted(totals)
+        assert all(int(at) == int(name[-1]) % 2 * 4 for name, _, at in stored)
+        for name in totals:
+            assert text.count(f"{name} = coop_mat16x16<f32, C>();") == 2
+
+
+def test_rows_of_float16_are_read_and_stored_by_fours() -> None:
+    def scaled(x, w):
+        return [x * w / (x * x).sum(axis=-1, keepdims=True).astype(td.float16)]
+
+    types = TensorType((6, 576), dtypes.float16), TensorType((576,), dtypes.float16)
+    graph = td.trace(scaled, *types)
+    program = schedule(graph, target=target_of(FULL))
+    packed = [k for k in program.distinct() if k.geometry is not None and k.geometry.packs]
+    assert packed
+    assert any("= vec4<f16>(" in shader(k, halves=True).text for k in packed)
+    arrays = {n: a.astype(np.float16) for n, a in draw(graph, 1).items()}
+    for ours, theirs in zip(run(program, arrays), evaluate_float64(graph, arrays), strict=True):
+        most = np.abs(np.asarray(theirs)).max()
+        assert np.abs(np.asarray(ours, np.float64) - theirs).max() <= 4e-3 * most

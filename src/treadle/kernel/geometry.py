@@ -127,6 +127,7 @@ class Geometry:
     is_cooperative: bool = False  # part of a launch that synchronizes its grid
     unrounded: frozenset[str] | None = None  # locals of narrow floats in excess precision, if any
     template: Template | None = None
+    packs: frozenset[str] = frozenset()  # buffers of float16 that are bound in packs of four
 
     @property
     def groups(self) -> int:

@@ -17,6 +17,7 @@ from treadle.kernel.nodes import (
     For,
     Kernel,
     Let,
+    Matmul,
     Role,
     Space,
     Statement,
@@ -114,6 +115,13 @@ def group_rows(kernel: Kernel) -> frozenset[str]:
     """Private rows whose elements are spread over the threads of a group."""
     rows = (b for b in kernel.scratch if b.space is Space.PRIVATE and b.pack > 1)
     return frozenset(b.name for b in rows)
+
+
+def matrix_sums(kernel: Kernel) -> frozenset[str]:
+    """Scratch to which products are added: its matrices are held by warps, and take no memory."""
+    own = {b.name for b in kernel.scratch}
+    added = {s.target.buffer for s in walk(kernel.body) if isinstance(s, Matmul) and s.adds}
+    return frozenset(own & added)
 
 
 def tiled_dtype(kernel: Kernel) -> DType:

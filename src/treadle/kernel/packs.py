@@ -28,7 +28,7 @@ from treadle.kernel.nodes import (
     Within,
 )
 from treadle.kernel.target import Mapping
-from treadle.kernel.traverse import subvalues, walk
+from treadle.kernel.traverse import subvalues, values_of, walk
 
 
 def lanes_for(kernel: Kernel, var: Var, body: Sequence[Statement], mapping: Mapping) -> int:
@@ -129,3 +129,34 @@ def copied_lanes(kernel: Kernel, var: Var, body: Sequence[Statement], lanes: int
     is_narrow = types[store.buffer] is types[load.buffer] is float16
     is_whole = all(is_pack(x.index, var, lanes) for x in found) and var.extent % lanes == 0
     return lanes if is_narrow and is_whole else 1
+
+
+def packed_stores(body: Sequence[Statement], size: int) -> list[tuple[Store, ...]]:
+    """Stores of a thread that fill whole packs, of which it names the elements one by one."""
+    if not all(isinstance(s, Let | Store) for s in body):
+        return []
+    stores = [s for s in body if isinstance(s, Store)]
+    found: list[tuple[Store, ...]] = []
+    for first in stores:
+        is_whole = all(f % size == 0 for _, f in first.index.terms)
+        if not is_whole or first.index.offset % size:
+            continue
+        wanted = [first.index + u for u in range(size)]
+        beside = [s for s in stores if (s.buffer, s.guard) == (first.buffer, first.guard)]
+        pack = tuple(s for at in wanted for s in beside if s.index == at)
+        if len(pack) == size and not _reads_back(body, pack):
+            found.append(pack)
+    return found
+
+
+def _reads_back(body: Sequence[Statement], pack: Sequence[Store]) -> bool:
+    """Whether something may read what a store of a pack wrote before."""
+    written: list[Index] = []
+    for s in body:
+        loads = [v for value in values_of(s) for v in subvalues(value) if isinstance(v, Load)]
+        for load in (x for x in loads if x.buffer == pack[0].buffer):
+            if any(load.index.terms != i.terms or load.index == i for i in written):
+                return True
+        if isinstance(s, Store) and s in pack:
+            written.append(s.index)
+    return False

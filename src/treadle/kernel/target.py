@@ -209,6 +209,7 @@ class Mapping:
     tile_steps: int = 1  # of the depth that a thread takes at once
     tile_unroll: int = 8  # steps along a tile's depth that are written out
     tile_step: int = 32  # of which the depth of a panel is a multiple, unless it is all of it
+    packs_narrow: bool = False  # threads take four elements of float16 at a time
     matrices: int = 0  # edge of matrices of float16 that a warp multiplies at once; 0 for none
     in_flight: int = 96  # numbers that a thread holds on their way to shared memory
     blocks: int = 128  # that run at a time

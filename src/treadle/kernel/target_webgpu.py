@@ -65,6 +65,7 @@ def target_of(limits: WebGpuLimits) -> Target:
         least_depth=8,  # windows of 3 by 3 of one channel
         in_flight=32,
         matrices=16 if limits.has_matrices and limits.subgroup else 0,
+        packs_narrow=limits.has_f16,
         has_matmul=False,
         scatter_threads=threads,
         scatter_noted=32,

@@ -14,6 +14,7 @@ from treadle.kernel.mapped import (
     grid_of,
     group_rows,
     is_of_warps,
+    matrix_sums,
     row_loops,
     shared_bytes,
     sums_of,
@@ -126,7 +127,8 @@ class _Mapped:
             if buffer.space is not Space.GLOBAL:
                 raise self.wrong(f"memory that others see is {buffer.space.value}: {buffer.name}")
         for buffer in self.kernel.scratch:
-            own = Space.PRIVATE if self.geometry.share == 1 else Space.SHARED
+            is_own = self.geometry.share == 1 or buffer.name in matrix_sums(self.kernel)
+            own = Space.PRIVATE if is_own else Space.SHARED
             if buffer.space is not own and buffer.name not in group_rows(self.kernel):
                 raise self.wrong(f"{buffer.name} is {buffer.space.value}, not {own.value}")
 

@@ -71,6 +71,7 @@ class BlockPair:
     head: Index
     query: Index = START
     key: Index = START
+    is_masked: bool = True  # causal ones, where a query may come before a key
 
 
 class Streams:
@@ -135,8 +136,8 @@ class Streams:
         """Probabilities, or gradients of scores, that rows are multiplied by."""
         return self.scores(name)
 
-    def numbers(self, name: str) -> Numbers:
-        return Numbers(self.own(name, self.block))
+    def numbers(self, name: str, rows: int = 0) -> Numbers:
+        return Numbers(self.own(name, rows or self.block))
 
     def own(self, name: str, size: int, dtype: DType = F32) -> Buffer:
         self.scratch.append(Buffer(name, dtype, size))
@@ -175,9 +176,11 @@ class Streams:
         """The row of the batch and the head of keys that a head of queries reads."""
         return at.batch, divide(at.head, self.heads // self.groups)[0]
 
-    def copied(self, tile: Tile, operand: int, heads: tuple[Index, Index], first: Index) -> Body:
+    def copied(
+        self, tile: Tile, operand: int, heads: tuple[Index, Index], first: Index, rows: int = 0
+    ) -> Body:
         """A block of an operand's rows to shared memory."""
-        i, d = Var("i", self.block), Var("d", self.types[operand].shape[3])
+        i, d = Var("i", rows or self.block), Var("d", self.types[operand].shape[3])
         indices = [*heads, first + variable(i), variable(d)]
         value = self.element(operand, indices, dtype=tile.buffer.dtype)
         return parallel([i, d], [tile.store(value, variable(i), variable(d))])
@@ -197,7 +200,7 @@ class Streams:
     ) -> Value:
         """A value; other numbers for keys that are masked, and where there are none."""
         query, key = at.query + query, at.key + key
-        if self.causal:
+        if self.causal and at.is_masked:
             is_seen = compare("le", Position(key, I32), Position(query, I32))
             value = choose(is_seen, value, masked)
         if key.range[1] >= self.count:

@@ -64,7 +64,9 @@ def streamed_block(node: Node, types: Sequence[TensorType], target: Target) -> i
     return 0
 
 
-MATRIX_BLOCK = 32  # queries and keys whose warps multiply matrices of 16 by 16: four for scores
+MATRIX_BLOCK = 64  # queries or keys that four warps keep, 16 rows of matrices each
+# Keys or queries that they go through at a time: gradients have blocks of four operands.
+MATRIX_OTHERS = {c.ATTENTION: 64, c.ATTENTION_GRAD: 32}
 
 
 def is_by_matrices(node: Node, types: Sequence[TensorType], target: Target) -> bool:
@@ -83,14 +85,16 @@ def is_by_matrices(node: Node, types: Sequence[TensorType], target: Target) -> b
 
 
 def _matrix_bytes(node: Node, depth: int, width: int) -> int:
-    """Of the largest kernel in shared memory: blocks of both sides, their scores, and sums."""
-    block = MATRIX_BLOCK
-    score, weight = 4 * block * (block + 4), 2 * block * (block + 8)
+    """Of the largest kernel in shared memory: blocks of both sides, their scores, and numbers."""
+    block, others = MATRIX_BLOCK, MATRIX_OTHERS[node.op]
+    scores = 4 * max(block * (others + 4), others * (block + 4), block * 36)
     if node.op is c.ATTENTION:
-        sides = 2 * block * (2 * depth + width + 24)
-        return sides + score + weight + 4 * block * (width + 4) + 4 * block * 11
-    sides = 4 * block * (depth + width + 16)
-    return sides + score + 2 * weight + 4 * block * (depth + width + 8) + 8 * block
+        keys = 2 * max(others * (depth + 8), block * (others + 8))
+        sides = 2 * block * (depth + 8) + 2 * others * (width + 8)
+        return sides + keys + scores + 4 * block * 5
+    sides = 2 * (block + others) * (depth + width + 16)
+    weights = 2 * max(block * (others + 8), others * (block + 8))
+    return sides + weights + scores + 8 * block
 
 
 def _streamed_floats(node: Node, block: int, depth: int, width: int) -> int:

@@ -10,32 +10,31 @@ from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from treadle.codegen.c_like import statements
-from treadle.codegen.c_like.scalars import nothing
 from treadle.codegen.wgsl import scalars
-from treadle.codegen.wgsl.values import Values
+from treadle.codegen.wgsl.columns import Columns
 from treadle.kernel.access import accesses
 from treadle.kernel.geometry import Combine
-from treadle.kernel.mapped import Nest, geometry_of, grid_of, nest_of, shared_of, sums_of, width_of
+from treadle.kernel.mapped import Nest, shared_of, width_of
 from treadle.kernel.nodes import (
     Accumulate,
     For,
     Kernel,
+    Let,
     Matmul,
     Role,
-    Space,
     Statement,
     Store,
     Update,
 )
-from treadle.kernel.shaders import PACKS
+from treadle.kernel.packs import packed_stores
 
 
-class Writer(Values):
+class Writer(Columns):
     """Writes a kernel's statements, a group's or a thread's."""
 
     def __init__(self, kernel: Kernel, halves: frozenset[str] = frozenset()):
         super().__init__(kernel, halves)
-        self.geometry, self.grid = geometry_of(kernel), grid_of(kernel)
+        self.packed = self.geometry.packs & halves
         self.warp = self.geometry.warp  # 1 where threads cannot exchange values
         made = {b.name for b in kernel.outputs}
         # Threads of a group meet in memory that they write and read.
@@ -69,74 +68,15 @@ class Writer(Values):
         if self.grid.count % groups:
             self.add(f"if (iteration >= {self.grid.count}) {{ return; }}")
         for b, _ in shared_of(self.kernel):
-            type_ = "f16" if b.name in self.halves else scalars.memory(b.dtype)
-            type_, size = (PACKS, b.size // 4) if b.name in self.packed else (type_, b.size)
+            type_, size = "f16" if b.name in self.halves else scalars.memory(b.dtype), b.size
+            if b.name in self.packed:
+                type_, size = f"vec4<{type_}>", size // 4
             name = self.share("shared", type_, size * groups)
             self.inside[b.name] = name
             if groups > 1:
                 self.starts[b.name] = f"index / {share} * {b.size}"
-        assert all(b.space is Space.SHARED for b in self.kernel.scratch)
-
-    # Sums of columns: threads beside each other have columns beside each other
-
-    def begin_columns(self) -> None:
-        """Which column is this thread's, and which rows."""
-        wide = self._across
-        self.add(f"let beside = index % {wide};")
-        self.add(f"let row = index / {wide};")
-        self.add(f"let column = i32(block) * {wide} + beside;")
-        self.add(f"let is_in = column < {self.grid.count};")
-        self.add("let iteration = select(0, column, is_in);")
-
-    @property
-    def _across(self) -> int:
-        """Columns of a workgroup."""
-        return self.geometry.threads // self.geometry.share
-
-    def column(self, loop: For, is_last: bool) -> None:
-        """One of the sums; all threads of the column have it."""
-        nest, sums, rows, wide = nest_of(loop), sums_of(loop), self.geometry.share, self._across
-        parts = {local: self.part(s, 1) for local, s in sums.items()}
-        before = dict(self.names)
-        self.names |= parts
-        q = self.new("q")
-        start = f"select({nest.count}, row, is_in)"
-        with self.block(f"for (var {q} = {start}; {q} < {nest.count}; {q} += {rows})"):
-            self.decode(q, nest.variables)
-            self.all(nest.body)
-        self.names = before
-        shared = {}
-        for local, s in sums.items():
-            type_ = scalars.memory(s.value.dtype)
-            shared[local] = self.share("columns", type_, rows * wide)
-            self.add(f"{shared[local]}[row * {wide} + beside] = {parts[local]};")
-        self.add("workgroupBarrier();")
-        if self.geometry.combine is Combine.TREE:
-            with self.block(f"for (var h = {rows // 2}; h > 0; h >>= 1u)"):
-                with self.block("if (row < h)"):
-                    for local, s in sums.items():
-                        own = f"{shared[local]}[row * {wide} + beside]"
-                        other = f"{shared[local]}[(row + h) * {wide} + beside]"
-                        self.add(f"{own} = {self._of(s, own, other)};")
-                self.add("workgroupBarrier();")
-        for local, s in sums.items():
-            name, whole = self.names[local], shared[local]
-            self.add(f"{name} = {self._of(s, name, f'{whole}[beside]')};")
-            if self.geometry.combine is Combine.IN_ORDER:
-                with self.block(f"for (var y = 1; y < {rows}; y++)"):
-                    self.add(f"{name} = {self._of(s, name, f'{whole}[y * {wide} + beside]')};")
 
     # Sums of groups
-
-    def part(self, s: Accumulate, lanes: int) -> str:
-        """What a thread sums by itself, from nothing."""
-        name, dtype = self.new("part"), s.value.dtype
-        none = nothing(scalars, s.op, dtype)
-        self.add(f"var {name}: {scalars.register(dtype)} = {none};")
-        return name
-
-    def _of(self, s: Accumulate, a: str, b: str) -> str:
-        return scalars.apply(s.op, [a, b], s.value.dtype, s.value.dtype)
 
     def shared_out(self, loop: For) -> None:
         statements.sum_up(self, loop)
@@ -180,8 +120,32 @@ class Writer(Values):
     # Statements
 
     def all(self, body: Sequence[Statement], is_group: bool = False) -> None:
+        """Elements that fill a pack of a thread are stored together."""
+        every = [] if is_group else packed_stores(body, 4)
+        packs = [p for p in every if p[0].buffer in self.packed & self.halves]
+        names: dict[int, str] = {}
+        before = self.settled, dict(self.known)
+        self.settled = self._settled(body, packs)
         for s in body:
-            statements.statement(self, s, is_group)
+            pack = next((p for p in packs if any(x is s for x in p)), None)
+            if pack is None or not isinstance(s, Store):
+                statements.statement(self, s, is_group)
+                continue
+            names[id(s)] = self.new("lane")
+            self.add(f"let {names[id(s)]} = f16({self.stored_value(s.value)});")
+            if all(id(x) in names for x in pack):
+                four = ", ".join(names[id(x)] for x in pack)
+                text = f"{self.pack(s.buffer, pack[0].index)} = vec4<f16>({four});"
+                self.add(text if s.guard is None else f"if {self.value(s.guard)} {{ {text} }}")
+        self.settled, self.known = before
+
+    def _settled(self, body: Sequence[Statement], packs: list[tuple[Store, ...]]) -> frozenset[str]:
+        """Buffers in packs that a thread's statements write after all else, if at all."""
+        if not all(isinstance(s, Let | Store | Accumulate) for s in body):
+            return frozenset()
+        late = {id(x) for pack in packs for x in pack}
+        early = {s.buffer for s in body if isinstance(s, Store) and id(s) not in late}
+        return self.packed - early
 
     def sequential(self, loop: For) -> AbstractContextManager[None]:
         name = self.vars[loop.var] = self.named(loop.var)

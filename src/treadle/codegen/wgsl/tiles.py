@@ -151,7 +151,9 @@ class Contraction(Writer):
             self.decode(f"({first} + {i})", loops)
             self.decode(f"({start} + {d})", tile.depth)
             for u, part in enumerate(got):
-                read = self.pack(load_of(value), u) if lanes > 1 else self.value(value)
+                wanted = load_of(value)
+                is_pack = lanes > 1
+                read = self.pack(wanted.buffer, wanted.index, u) if is_pack else self.value(value)
                 self.add(f"{part} = {read};")
         self.vars = before
         store = self._put(name, panel, far, near, got)
@@ -229,12 +231,15 @@ class Contraction(Writer):
 
     def _after(self, row: str, column: str, total: str) -> None:
         """What follows an element, where there is such a row and column."""
-        local = self.product.local
         self.add(f"let row = first_row + {row};")
         self.add(f"let column = first_column + {column};")
         with self.block(f"if ({' && '.join(limits_of(self.tile)) or 'true'})"):
             self.decode("row", self.tile.rows)
             self.decode("column", self.tile.columns)
-            self.add(f"var total: f32 = {total};")
-            self.names[local], self.dtypes[local] = "total", self.product.dtype
-            self.all(self.product.after)
+            self._follows(total)
+
+    def _follows(self, total: str) -> None:
+        local = self.product.local
+        self.add(f"var total: f32 = {total};")
+        self.names[local], self.dtypes[local] = "total", self.product.dtype
+        self.all(self.product.after)

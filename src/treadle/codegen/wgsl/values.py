@@ -1,4 +1,4 @@
-"""Values, indices and memory of one WGSL function."""
+"""Values and indices of one WGSL function."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
-from treadle.codegen.c_like.expressions import Expressions
 from treadle.codegen.wgsl import scalars
+from treadle.codegen.wgsl.memory import Memory
 from treadle.kernel.access import changed_in
 from treadle.kernel.index import Data, Index, Var
 from treadle.kernel.nodes import Apply, Kernel, Literal, Load, Value
@@ -20,21 +20,14 @@ from treadle.kernel.traverse import subvalues
 LONG = frozenset(["exp", "log", "tanh", "pow", "erf", "sin", "cos", "div", "sqrt", "rsqrt"])
 
 
-class Values(Expressions):
-    """`memory3` and `p3` are the arena of the kernel's fourth buffer, and where it starts there."""
+class Values(Memory):
+    """Locals, values and indices of a thread."""
 
     def __init__(self, kernel: Kernel, halves: frozenset[str] = frozenset()):
-        super().__init__(kernel, scalars)
-        self.halves = halves  # buffers of float16 that take two bytes
-        self.packed: frozenset[str] = frozenset()  # those of them that are bound in packs of four
-        self.floats: frozenset[str] = frozenset()  # of float32 that are bound as such
-        self.shared: list[str] = []  # declarations of a workgroup's memory
-        self.outside = {b.name: i for i, b in enumerate(kernel.buffers)}
-        self.inside: dict[str, str] = {}  # names of scratch
-        self.starts: dict[str, str] = {}  # where a group's part of it starts
+        super().__init__(kernel, halves)
         self.dtypes: dict[str, DType] = {}  # of locals
         self.known: dict[str, str] = {}  # names of what was computed, by its text
-        self.guard = ""  # what must hold for loads to be where they say; "" for nothing
+        self.settled: frozenset[str] = frozenset()  # buffers that do not change meanwhile
 
     def named(self, var: Var) -> str:
         return self.new(f"i_{_safe(var.name)}")
@@ -42,51 +35,6 @@ class Values(Expressions):
     def counted(self, name: str, number: str, sign: str = "", divisor: int = 1) -> str:
         found = f"i32(u32({number}) {sign} {divisor}u)" if sign else number
         return f"let {name} = {found};"
-
-    # Memory
-
-    def share(self, stem: str, type_: str, count: int) -> str:
-        """Memory of a workgroup."""
-        name = self.new(stem)
-        self.shared.append(f"var<workgroup> {name}: array<{type_}, {max(1, count)}>;")
-        return name
-
-    def element(self, buffer: str, index: Index) -> str:
-        at = self.index(index)
-        if self.guard:
-            at = f"select(0, {at}, {self.guard})"
-        if buffer in self.inside:
-            start = f"{self.starts[buffer]} + " if buffer in self.starts else ""
-            if buffer in self.packed:
-                return f"{self.inside[buffer]}[u32({at}) >> 2u][u32({at}) & 3u]"
-            return f"{self.inside[buffer]}[{start}{at}]"
-        number = self.outside[buffer]
-        if buffer in self.packed:
-            return f"memory{number}[p{number} + (u32({at}) >> 2u)][u32({at}) & 3u]"
-        return f"memory{number}[p{number} + u32({at})]"
-
-    def pack(self, wanted: Load, number: int) -> str:
-        """Four elements of a packed buffer from where an index says, or so many packs after."""
-        memory, more = self.outside[wanted.buffer], f" + {number}u" if number else ""
-        return f"memory{memory}[p{memory} + (u32({self.index(wanted.index)}) >> 2u){more}]"
-
-    def load(self, wanted: Load) -> str:
-        return self.read(wanted.buffer, wanted.index)
-
-    def read(self, buffer: str, index: Index) -> str:
-        dtype, element = self.types[buffer], self.element(buffer, index)
-        if buffer in self.halves:
-            return f"f32({element})"
-        if buffer in self.inside:
-            return f"({element} != 0u)" if dtype is dtypes.bool_ else element
-        return scalars.loaded(element, dtype)
-
-    def put(self, buffer: str, index: Index, text: str) -> str:
-        dtype, element = self.types[buffer], self.element(buffer, index)
-        if buffer in self.halves:
-            return f"{element} = f16({text});"  # which it is exactly: it was rounded
-        is_plain = buffer in self.inside and dtype is not dtypes.bool_
-        return f"{element} = {text if is_plain else scalars.stored(text, dtype)};"
 
     # Values
 
@@ -129,6 +77,16 @@ class Values(Expressions):
         if text not in self.known:
             self.known[text] = self.new("long")
             self.add(f"var {self.known[text]}: {scalars.register(dtype)} = {text};")
+        return self.known[text]
+
+    def whole_pack(self, buffer: str, index: Index) -> str:
+        """It is loaded once, where nothing changes it before the rest is wanted."""
+        text = self.pack(buffer, index)
+        if buffer not in self.settled:
+            return text
+        if text not in self.known:
+            self.known[text] = self.new("pack")
+            self.add(f"let {self.known[text]} = {text};")
         return self.known[text]
 
     @functools.cached_property

@@ -9,6 +9,7 @@ from treadle.kernel.access import accesses
 from treadle.kernel.geometry import Combine, Geometry, Scattered
 from treadle.kernel.index import Var, substitute, variable
 from treadle.kernel.launch import matmul_call_of
+from treadle.kernel.mapped import matrix_sums
 from treadle.kernel.nodes import (
     For,
     Kernel,
@@ -41,6 +42,7 @@ from treadle.schedule.mapping.groups import (
     with_stages,
 )
 from treadle.schedule.mapping.matrices import are_matrices, map_matrices, warps_for
+from treadle.schedule.mapping.packed import by_packs
 from treadle.schedule.mapping.shapes import (
     Shape,
     chosen_shape,
@@ -91,7 +93,8 @@ def map_kernel(
     warps = warps_for(kernel, mapping)
     if warps:
         shape = replace(shape, share=mapping.warp * warps, threads=mapping.warp * warps)
-    return _map_shape(kernel, shape, mapping, is_aligned, False)
+    mapped = _map_shape(kernel, shape, mapping, is_aligned, False)
+    return by_packs(mapped, mapping) if is_aligned and not warps else mapped
 
 
 def _map_shape(
@@ -112,7 +115,12 @@ def _map_shape(
             in_shared=in_shared,
         )  # fmt: skip
         body = group.statements(inner, with_stages(inner, stages))
-        scratch = tuple(replace(b, space=Space.SHARED) for b in kernel.scratch if b.name not in own)
+        held = matrix_sums(kernel)
+        scratch = tuple(
+            replace(b, space=Space.PRIVATE if b.name in held else Space.SHARED)
+            for b in kernel.scratch
+            if b.name not in own
+        )
         scratch += tuple(s.memory for s in stages)
     mapped = (*shape.lets, *nest(shape.grid, Role.GRID, body, shape.lanes))
     room = 2 if in_shared else 1

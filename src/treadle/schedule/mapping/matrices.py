@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from treadle.base import dtypes
 from treadle.kernel.contraction import Axes, Operand
 from treadle.kernel.geometry import Geometry, Panel, Tiled
+from treadle.kernel.mapped import matrix_sums
 from treadle.kernel.nodes import Kernel, Load, Matmul, Role
 from treadle.kernel.packs import is_pack
 from treadle.kernel.target import Mapping
@@ -17,26 +18,31 @@ from treadle.schedule.mapping.contractions import Contracting, Tile, by_words, l
 from treadle.schedule.mapping.groups import PACKED, in_order, nest
 
 HALF, WORD = 2, 4  # bytes of an operand, and of a sum
-# Rows and columns of a workgroup and of a warp, in the order in which ties are decided.
+# Rows and columns of a workgroup and of a warp, in the order in which ties are decided, and how
+# many products a multiprocessor of an H200 sums up in a cycle. Workgroups of 256 threads with 128
+# sums each have one for themselves: gradients of weights with a depth of 8,192 at 229 TFLOP/s, a
+# tenth of it waste. Of smaller ones several share it; theirs are rates of whole products with
+# 8,192 rows, at 122 TFLOP/s for 128 x 128, and all that is around them is in there. 192 x 192 was
+# chosen because three of them are 576 columns; its rate is a guess.
 TILES = (
-    (128, 256, 64, 64), (256, 128, 64, 64), (128, 128, 64, 64), (128, 96, 64, 48),
-    (96, 128, 48, 64), (128, 64, 64, 32), (64, 128, 32, 64), (64, 64, 32, 32),
+    (128, 256, 64, 64, 548), (256, 128, 64, 64, 548), (192, 192, 64, 64, 450),
+    (128, 128, 64, 64, 271), (128, 96, 64, 48, 215), (96, 128, 48, 64, 300),
+    (128, 64, 64, 32, 300), (64, 128, 32, 64, 230), (64, 64, 32, 32, 245),
 )  # fmt: skip
-# Of a multiprocessor of an H200, in a cycle: products summed up, of twice as many that it could (a
-# gradient of weights of SmolLM2 with 8,192 rows, 128 × 256, at 208 TFLOP/s, a quarter of it waste);
-# and bytes from the second-level cache, of 24 that it could give to all of them: chosen.
-PRODUCTS, BYTES = 512, 15
-# Cycles that an element of a tile takes after its products, and a tile before them. Workgroups that
-# share a multiprocessor hide each other's: of 256 threads with 128 sums each there is one. The same
-# product with a depth of 576 took 57,000 cycles a tile, of which 37,000 are those of the depth.
-AFTER, BEFORE = 0.4, 2000
+# Cycles that an element of a tile takes after its products, and a tile before them, where nothing
+# else runs meanwhile: a depth of 576 took 46,600 cycles a tile, of which 34,400 are its products.
+AFTER, BEFORE = 0.3, 2000
+MULTIPROCESSORS = 132  # that all of this was measured with
 
 
 def warps_for(kernel: Kernel, mapping: Mapping) -> int:
-    """Warps of a group that multiplies matrices in its memory, each as many; 0 where none does."""
-    found = [s.target for s in walk(kernel.body) if isinstance(s, Matmul)]
-    edge = max(1, mapping.matrices)
-    counts = [t.rows.count // edge * (t.columns.count // edge) for t in found]
+    """Warps of a group that multiplies matrices in its memory; 0 where none does.
+
+    Each holds whole rows of matrices of the sums.
+    """
+    held, edge = matrix_sums(kernel), max(1, mapping.matrices)
+    products = [s.target for s in walk(kernel.body) if isinstance(s, Matmul)]
+    counts = [t.rows.count // edge for t in products if t.buffer in held]
     return math.gcd(*counts, MOST_WARPS) if counts else 0
 
 
@@ -52,7 +58,8 @@ def map_matrices(
     kernel: Kernel, found: Contracting, mapping: Mapping, is_aligned: bool, calls: int
 ) -> Kernel:
     """The kernel with the tile that should take the least time; launches have so many calls."""
-    best = min(_tiled(found, mapping, is_aligned), key=lambda t: _cycles(t, calls, mapping))
+    every = _tiled(found, mapping, is_aligned)
+    best, _ = min(every, key=lambda pair: _cycles(pair[0], pair[1], calls))
     body = (*found.lets, *nest(found.axes.result, Role.GRID, in_order(found.body)))
     geometry = Geometry(_threads(best), 1, mapping.warp, template=best)
     return replace(kernel, body=body, geometry=geometry)
@@ -62,22 +69,20 @@ def _threads(tile: Tiled) -> int:
     return tile.left.length // tile.down * (tile.right.length // tile.across) * tile.shares
 
 
-def _cycles(tile: Tiled, calls: int, mapping: Mapping) -> float:
+def _cycles(tile: Tiled, rate: int, calls: int) -> float:
     """Of all tiles, one after the other where there are more than multiprocessors."""
-    rows, columns, k = tile.left.length, tile.right.length, tile.sizes[-1]
-    multiplied, loaded = rows * columns / PRODUCTS, (rows + columns) * HALF / BYTES
-    alone = _threads(tile) > SHARED_THREADS
-    around = (BEFORE + AFTER * rows * columns) * (1.0 if alone else 0.5)
-    return -(-calls * tile.blocks // mapping.blocks) * (k * max(multiplied, loaded) + around)
+    size, is_alone = tile.left.length * tile.right.length, _threads(tile) > SHARED_THREADS
+    around = BEFORE + AFTER * size if is_alone else 0
+    return -(-calls * tile.blocks // MULTIPROCESSORS) * (size * tile.sizes[-1] / rate + around)
 
 
 MOST_WARPS = 8  # of a group
 SHARED_THREADS = 128  # of a workgroup that leaves registers for another one, with 128 sums each
 
 
-def _tiled(found: Contracting, mapping: Mapping, is_aligned: bool) -> Iterator[Tiled]:
-    """Tiles that a workgroup has memory and threads for; the smallest always."""
-    for rows, columns, down, across in TILES:
+def _tiled(found: Contracting, mapping: Mapping, is_aligned: bool) -> Iterator[tuple[Tiled, int]]:
+    """Tiles that a workgroup has memory and threads for, and their rates; the smallest always."""
+    for rows, columns, down, across, rate in TILES:
         threads = rows // down * (columns // across) * mapping.warp
         tile = _Made(found, mapping, is_aligned, threads).tile(
             Tile(rows, columns, down, across, mapping.warp)
@@ -87,7 +92,7 @@ def _tiled(found: Contracting, mapping: Mapping, is_aligned: bool) -> Iterator[T
         each = WORD * warps * mapping.matrices  # bytes of a column of what all warps stage
         fitting = [n for n in counts if each * _staged(tile, n).stage_step <= room]
         if fitting and threads <= mapping.most_threads:
-            yield _staged(tile, fitting[-1])
+            yield _staged(tile, fitting[-1]), rate
 
 
 def _staged(tile: Tiled, count: int) -> Tiled:

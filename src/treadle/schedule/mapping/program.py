@@ -42,7 +42,9 @@ from treadle.kernel.scatter import is_scatter
 from treadle.kernel.target import Mapping, Target
 from treadle.kernel.traverse import operands_of, subvalues, values_of, walk
 from treadle.kernel.verify_mapping import verify_mapping
+from treadle.schedule.mapping.groups import PACKED
 from treadle.schedule.mapping.kernels import map_kernel
+from treadle.schedule.mapping.packed import lane_name
 
 
 def map_to(program: Program, target: Target) -> Program:
@@ -135,6 +137,8 @@ class _Mapper:
         if found.geometry is None:
             return found
         unrounded = unrounded_locals(kernel.body) if self.exceeds else None
+        if unrounded is not None and found.geometry.packs:
+            unrounded |= {lane_name(name, u) for name in unrounded for u in range(1, PACKED)}
         geometry = replace(
             found.geometry, calls=calls, is_cooperative=is_joint, unrounded=unrounded
         )
