@@ -315,3 +315,32 @@ def test_an_iteration_is_a_matmul_and_one_kernel(cell: Function, gates: int) -> 
     assert [len(calls_in(loop)) for loop in loops] == [2, 2]
     arrays = draw(graph, 3, 0.3)
     assert_within(graph, arrays, interpreted(program, arrays), 8.0)
+
+
+def kept_twice(h, x, w):
+    """A carry that is a result as it was, and is saved for the backward pass."""
+    return td.scan(lambda h, v: (td.tanh(h @ w + v), h), h, x, recompute=True)[1]
+
+
+def swapped(h, x, w):
+    """Carries that take each other's place, one of them a result as it was."""
+
+    def body(carry, v):
+        a, b = carry
+        return (b, td.tanh(a @ w + v)), b
+
+    return td.scan(body, (h, h), x)[1]
+
+
+@pytest.mark.parametrize("function", [kept_twice, swapped], ids=lambda f: f.__name__)
+def test_carries_that_somebody_else_reads_as_they_were(function: Function) -> None:
+    def slopes(h, x, w):
+        return td.grad(lambda *a: (function(*a) ** 2).sum(), (0, 1, 2))(h, x, w)
+
+    given = specs((3, 4), (5, 3, 4), (4, 4))
+    arrays = [np.random.default_rng(i).normal(size=s.shape) for i, s in enumerate(given)]
+    arrays = [a.astype(np.float32) for a in arrays]
+    found = td.compile(slopes, *given, device="cpu")(*arrays)
+    expected = td.compile(slopes, *given, device="oracle")(*arrays)
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)

@@ -145,14 +145,15 @@ class ScanBody(Lowering):
                 self.held[made[k]] = self.graph.outputs[k].value, Whole()
                 pairs.append((name, made[k]))
         carried = [pair for pair in zip(made, self.carried, strict=True) if pair[0] != pair[1]]
-        rows = {source: (source, row) for source, row in self.copied_rows}
         for source, target in carried:
+            readers, written = [p for p in pairs if p[0] == target], {t for _, t in pairs}
+            is_row = len(readers) == 1 and readers[0] in self.copied_rows
             # What a carry was and what it becomes are one kernel, which the one that makes its
-            # next value then takes in: an iteration is a phase less.
-            if target in rows and rows[target] in pairs and source not in self.carried:
-                row = rows[target]
-                pairs.remove(row)
-                order.add(*shifted(row[1], target, source, self.buffers[target]))
+            # next value then takes in: an iteration is a phase less. Nobody else may want the old
+            # value, and the new one must be there before any copy.
+            if is_row and source not in self.carried and source not in written:
+                pairs.remove(readers[0])
+                order.add(*shifted(readers[0][1], target, source, self.buffers[target]))
             else:
                 pairs.append((source, target))
         for source, target in pairs:
