@@ -234,11 +234,11 @@ class Field:
         self.ordered, self.has_logs = ordered, has_logs
         self.spent, self.limit = 0, limit
 
-    def spend(self, operations: int) -> None:
-        """Count what is computed: nobody waits longer than a limit says."""
-        self.spent += operations
-        if self.spent > self.limit:
+    def spend(self, operations: int, is_now: bool = True) -> None:
+        """Count what is computed, or will be: nobody waits longer than a limit says."""
+        if self.spent + operations > self.limit:
             raise NotEstablished(f"it takes more than {self.limit:,} operations")
+        self.spent += operations if is_now else 0
 
     def lanes(self, *xs: Element) -> list[tuple[Any, ...]]:
         return [(self.q, *(x.q for x in xs)), (self.p, *(x.p for x in xs))]

@@ -9,8 +9,8 @@ import numpy as np
 
 from treadle_checker.elements import ravel, unravel
 from treadle_checker.field import Array
-from treadle_checker.machine import evaluate
-from treadle_checker.program import Index, Layout, Value, Whole
+from treadle_checker.index import Index
+from treadle_checker.program import Layout, Value, Whole
 from treadle_checker.reading import NotEstablished, Rejected
 from treadle_checker.types import Node, Type
 
@@ -73,7 +73,7 @@ def variables_at(layout: Layout, at: Array) -> tuple[dict[str, Array], Array]:
 
 
 def numbers(index: Index, variables: dict[str, Array], shape: tuple[int, ...]) -> Array:
-    return np.broadcast_to(evaluate(index, variables), shape)
+    return np.broadcast_to(index.at(variables), shape)
 
 
 def held_by(
@@ -111,13 +111,9 @@ def part_addresses(node: Node, layout: Layout) -> Array:
     grid = unravel(np.arange(count), extents)
     names = dict(zip((name for name, _ in layout.variables), grid, strict=True))
     names |= {name: np.zeros(count, np.int64) for name, _ in layout.summed}
-    index = list(layout.element)
-    if node.op == "contract":
-        index = index[: len(type_.shape)]
-    elif node.op.startswith("reduce_"):
-        index = [i for k, i in enumerate(index) if k not in node.attributes["axes"]]
-    else:
+    if not node.op.startswith("reduce_"):
         raise NotEstablished(f"parts of {node.op}")
+    index = layout.element[: len(type_.shape)]
     flat = ravel([numbers(i, names, (count,)) for i in index], type_.shape, count)
     order = np.argsort(flat, kind="stable")
     each = count // max(1, type_.size)

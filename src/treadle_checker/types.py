@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from treadle_checker.field import DTYPES, Array, is_float
+from treadle_checker.index import Index
 from treadle_checker.reading import MOST_ELEMENTS, Rejected
 
 LEAVES = ("input", "parameter", "state")
@@ -33,6 +34,13 @@ class Value(NamedTuple):
 
     node: int
     output: int = 0
+
+
+class Read(NamedTuple):
+    """An operand's element by its flat index, and the bounds within which it is read."""
+
+    guards: tuple[tuple[Index, int, int], ...]
+    address: Index
 
 
 class Literal(NamedTuple):
@@ -84,6 +92,12 @@ class Graph:
     @property
     def output_types(self) -> tuple[Type, ...]:
         return tuple(self.type_of(v) for _, _, v in self.outputs)
+
+
+def is_view(node: Node) -> bool:
+    """Whether every element is one of the only operand's."""
+    reads = node.attributes.get("reads", ())
+    return node.op == "move" and len(reads) == 1 and not reads[0].guards
 
 
 def bodies_of(node: Node) -> Iterator[Graph]:
@@ -161,7 +175,7 @@ def _of_one(op: str, a: Any, *xs: Type) -> Found:
         return None
     x = xs[0] if xs else Type("", ())
     (dtype, shape), rank = x, len(x.shape)
-    axis, axes = a.get("axis", 0), a.get("axes", ())
+    axis = a.get("axis", 0)
     match op:
         case "input" | "parameter" | "state":
             return [a["type"]]
@@ -173,10 +187,7 @@ def _of_one(op: str, a: Any, *xs: Type) -> Found:
             return [(a["dtype"], a["shape"])]
         case "cast":
             return [(a["dtype"], shape)]
-        case "reduce_sum" | "reduce_prod" | "reduce_max" | "reduce_min":
-            need(_are_axes(axes, rank), dtype != "bool")
-            return [(dtype, tuple(n for i, n in enumerate(shape) if i not in axes))]
-        case "argmax" | "argmin" | "cumsum" | "sort" | "top_k":
+        case "argmax" | "argmin" | "sort" | "top_k":
             need(0 <= axis < rank, dtype != "bool")
             around = shape[:axis], shape[axis + 1 :]
             if op == "top_k":
@@ -185,42 +196,11 @@ def _of_one(op: str, a: Any, *xs: Type) -> Found:
             if op.startswith("arg"):
                 need(shape[axis] > 0)
                 return [("int32", around[0] + around[1])]
-            return [(dtype, shape), ("int32", shape)][: 1 if op == "cumsum" else 2]
-        case "reshape":
-            need(min(a["shape"], default=0) >= 0, math.prod(a["shape"]) == x.size)
-            return [(dtype, a["shape"])]
-        case "permute":
-            need(sorted(axes) == list(range(rank)))
-            return [(dtype, tuple(shape[i] for i in axes))]
-        case "broadcast":
-            need(_are_axes(axes, len(a["shape"])))
-            need(all(a["shape"][i] == n for i, n in zip(axes, shape, strict=True)))
-            return [(dtype, a["shape"])]
-        case "slice":
-            bounds = list(zip(a["starts"], a["stops"], a["strides"], shape, strict=True))
-            need(all(0 <= b <= e <= n and s >= 1 for b, e, s, n in bounds))
-            return [(dtype, tuple(-(-(e - b) // s) for b, e, s, _ in bounds))]
-        case "pad":
-            parts = list(zip(shape, a["low"], a["high"], a["interior"], strict=True))
-            need(all(min(part) >= 0 for part in parts), not isinstance(a["value"], Literal))
-            grown = (lo + n + max(n - 1, 0) * gap + hi for n, lo, hi, gap in parts)
-            return [(dtype, tuple(grown))]
-        case "flip":
-            need(all(0 <= i < rank for i in axes))
-            return [x]
-        case "window":
-            return [(dtype, windowed(a, shape))]
-        case "unwindow":
-            need(shape == windowed(a["window"], a["shape"]))
-            return [(dtype, a["shape"])]
+            return [(dtype, shape), ("int32", shape)]
         case "random_bits":
             need(x == Type("uint32", (6,)), 0 <= a["site"] < 2**16)
             return [("uint32", a["shape"])]
     return None
-
-
-def _are_axes(axes: Shape, rank: int) -> bool:
-    return list(axes) == sorted(set(axes)) and all(0 <= i < rank for i in axes)
 
 
 def _holds(type_: Type, value: Any) -> bool:
@@ -234,79 +214,25 @@ def _holds(type_: Type, value: Any) -> bool:
     return math.isfinite(value) and bool(low <= value <= high) and value % 1 == 0
 
 
-def window_starts(a: Any, shape: Shape) -> Shape:
-    """How many windows there are along each windowed axis."""
-    axes, parts = a["axes"], (a["sizes"], a["strides"], a["dilations"])
-    need(_are_axes(axes, len(shape)), all(min(part, default=1) >= 1 for part in parts))
-    rows = zip(axes, *parts, strict=True)
-    found = tuple((shape[i] - (k - 1) * d - 1) // s + 1 for i, k, s, d in rows)
-    need(min(found, default=1) >= 1)
-    return found
-
-
-def windowed(a: Any, shape: Shape) -> Shape:
-    counts = dict(zip(a["axes"], window_starts(a, shape), strict=True))
-    return (*(counts.get(i, n) for i, n in enumerate(shape)), *a["sizes"])
-
-
-def labels(spec: str) -> tuple[str, str, str]:
-    """The axes of both operands of a contraction and of its result."""
-    operands, result = spec.split("->")
-    x, y = operands.split(",")
-    return x, y, result
-
-
 def _of_several(op: str, a: Any, *xs: Type) -> Sequence[tuple[str, Shape]]:
     if op in ("call", "scan"):
         return _with_body(op, a, xs)
-    (dtype, shape), second, third = [*xs, Type("", ()), Type("", ())][:3]
-    match op:
-        case "concat":
-            axis = a["axis"]
-            need(0 <= axis < len(shape), all(len(x.shape) == len(shape) for x in xs))
-            need(len({(x.dtype, x.shape[:axis], x.shape[axis + 1 :]) for x in xs}) == 1)
-            total = sum(x.shape[axis] for x in xs)
-            return [(dtype, (*shape[:axis], total, *shape[axis + 1 :]))]
-        case "dynamic_slice":
-            need(len(xs) == 2, _are_starts(second, shape))
-            need(all(0 <= s <= n for s, n in zip(a["sizes"], shape, strict=True)))
-            return [(dtype, a["sizes"])]
-        case "dynamic_update_slice":
-            need(len(xs) == 3, _are_starts(third, shape), second.dtype == dtype)
-            need(all(u <= n for u, n in zip(second.shape, shape, strict=True)))
-            return [(dtype, shape)]
-        case "gather":
-            axis, batch = a["axis"], a["batch"]
-            need(len(xs) == 2, is_integer(second.dtype), 0 <= batch <= axis < len(shape))
-            need(batch <= len(second.shape), shape[:batch] == second.shape[:batch])
-            return [(dtype, shape[:axis] + second.shape[batch:] + shape[axis + 1 :])]
-        case "scatter_add":
-            axis, batch, chosen = a["axis"], a["batch"], len(second.shape) - a["batch"]
-            need(len(xs) == 2, is_integer(second.dtype), dtype != "bool", 0 <= batch <= axis)
-            need(chosen >= 0, axis + chosen <= len(shape), a["size"] >= 0)
-            need(shape[:batch] + shape[axis : axis + chosen] == second.shape)
-            return [(dtype, (*shape[:axis], a["size"], *shape[axis + chosen :]))]
-        case "contract":
-            need(len(xs) == 2)
-            return [_contracted(a, *xs)]
-    raise ValueError("the operands do not fit")
-
-
-def _are_starts(x: Type, shape: Shape) -> bool:
-    return x.shape == (len(shape),) and is_integer(x.dtype)
-
-
-def _contracted(a: Any, x: Type, y: Type) -> Type:
-    lx, ly, lr = labels(a["spec"])
-    need(all(len(set(part)) == len(part) for part in (lx, ly, lr)))
-    need(all((c in lx) + (c in ly) + (c in lr) >= 2 for c in lx + ly + lr))
-    eight = DTYPES[x.dtype] == DTYPES[y.dtype] == 8 and is_float(x.dtype) and is_float(y.dtype)
-    need(x.dtype == y.dtype or eight, is_float(x.dtype) == is_float(a["dtype"]))
-    need(x.dtype != "bool", DTYPES[a["dtype"]] >= (16 if eight else DTYPES[x.dtype]))
-    need(is_float(x.dtype) or x.dtype.startswith("u") == a["dtype"].startswith("u"))
-    sizes = dict(zip(lx, x.shape, strict=True))
-    need(all(sizes.setdefault(c, n) == n for c, n in zip(ly, y.shape, strict=True)))
-    return Type(a["dtype"], tuple(sizes[c] for c in lr))
+    if op == "scatter_add":
+        (dtype, shape), (chosen_by, chosen) = xs
+        axis, batch, count = a["axis"], a["batch"], len(chosen) - a["batch"]
+        need(is_integer(chosen_by), dtype != "bool", 0 <= batch <= axis, a["size"] >= 0)
+        need(count >= 0, axis + count <= len(shape))
+        need(shape[:batch] + shape[axis : axis + count] == chosen)
+        return [(dtype, (*shape[:axis], a["size"], *shape[axis + count :]))]
+    read, indices = xs[: len(xs) - a["indices"]], xs[len(xs) - a["indices"] :]
+    need(a["indices"] >= 0, read, len(a["reads"]) == len(xs), min(a["over"], default=0) >= 0)
+    need(all(is_integer(x.dtype) for x in indices))
+    if op == "move":
+        need(not a["over"], {x.dtype for x in read} == {a["dtype"]})
+    else:
+        need(len({is_float(d) for d in (a["dtype"], *(x.dtype for x in read))}) == 1)
+        need("bool" not in {a["dtype"], *(x.dtype for x in read)})
+    return [(a["dtype"], a["shape"])]
 
 
 def _with_body(op: str, a: Any, operands: Types) -> list[Any]:

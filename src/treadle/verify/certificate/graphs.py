@@ -1,6 +1,7 @@
 """Graphs as records: what `treadle_checker.graph` reads. Bodies are records of their own.
 
-A composite is recorded as a call of its definition, so that a file says everything in primitives.
+A composite is recorded as a call of its definition, and an op that moves or sums elements by what
+it reads (`reads.py`), so that a file says everything in few primitives.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -21,6 +23,7 @@ from treadle.ir.graph import Graph, Node
 from treadle.ir.literal import ArrayLiteral
 from treadle.ir.op import Attributes, Op
 from treadle.ir.types import TensorType
+from treadle.verify.certificate.reads import is_read, reads_of
 
 
 class Records:
@@ -56,30 +59,35 @@ def graph_record(graph: Graph, records: Records) -> dict[str, Any]:
         key = node.op, node.attributes, types
         if key not in known:
             known[key] = use_record(node.op, node.attributes, types, records)
-        op, attributes = known[key]
+        op, attributes, order = known[key]
         line = origins.get(node.origin)
         if line is None:
             line = lines.setdefault(str(node.origin), len(lines))
             origins[node.origin] = line
-        operands = [list(v) for v in node.operands]
+        operands = [list(node.operands[i]) for i in order]
         nodes.append([op, attributes, operands, [type_record(t) for t in node.types], line])
     outputs = [[o.kind.value, o.name, list(o.value)] for o in graph.outputs]
     return {"name": graph.name, "lines": list(lines), "nodes": nodes, "outputs": outputs}
 
 
 def operand_types(graph: Graph, node: Node) -> tuple[TensorType, ...]:
-    """Those on which a composite's definition depends."""
-    return tuple([graph.type_of(v) for v in node.operands]) if node.op in DEFINITIONS else ()
+    return tuple([graph.type_of(v) for v in node.operands])
 
 
 def use_record(
     op: Op, attributes: Attributes, operands: tuple[TensorType, ...], records: Records
-) -> tuple[str, dict[str, Any]]:
-    """The name and the attributes of an op's use."""
-    if op not in DEFINITIONS:
-        return op.name, attributes_record(attributes, records)
-    body = {"graph": records.graph(definition_graph(op, attributes, operands))}
-    return "call", {"body": body, "name": op.name, "recompute": False, "backward": None}
+) -> tuple[str, dict[str, Any], Sequence[int]]:
+    """The name and the attributes of an op's use, and its operands by their positions."""
+    if op in DEFINITIONS:
+        body = {"graph": records.graph(definition_graph(op, attributes, operands))}
+        called = {"body": body, "name": op.name, "recompute": False, "backward": None}
+        return "call", called, range(len(operands))
+    if not is_read(op):
+        return op.name, attributes_record(attributes, records), range(len(operands))
+    form = reads_of(op, attributes, operands)
+    dtype = getattr(attributes, "dtype", operands[form.operands[0]].dtype)
+    told = form.record(op.name, dtype.name, number_record(form.value))
+    return form.op, told, form.operands
 
 
 def type_record(type_: TensorType) -> list[Any]:

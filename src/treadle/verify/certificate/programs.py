@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import assert_never
 
+from treadle.ir.graph import Graph, Node
 from treadle.ir.literal import Number
+from treadle.ir.ops.reductions import Reduce
 from treadle.kernel.bindings import Binding, Content, Copy, Elements, Partial, Whole, Work
 from treadle.kernel.geometry import Geometry, Scattered, Tiled
 from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var
@@ -48,7 +51,7 @@ Record = dict[str, object]
 
 def program_record(program: Program, plan: BufferPlan) -> Record:
     """Everything that a checker needs beside the graphs that the bindings name."""
-    kernels = program.distinct()
+    kernels, graphs = program.distinct(), dict(program.bindings.graphs)
     numbers = {id(kernel): i for i, kernel in enumerate(kernels)}
     return {
         "kernels": [kernel_record(kernel) for kernel in kernels],
@@ -58,7 +61,7 @@ def program_record(program: Program, plan: BufferPlan) -> Record:
         "updated": list(program.updated),
         "outputs": [[o.name, list(o.value), buffer] for o, buffer, _ in program.outputs],
         "steps": [_step(step, numbers) for step in program.steps],
-        "bindings": [_binding(b) for b in program.bindings.every],
+        "bindings": [_binding(b, graphs[b.scope]) for b in program.bindings.every],
         "arena": plan.size,
         "offsets": [[name, at] for name, at in plan.offsets.items()],
     }
@@ -86,22 +89,33 @@ def _buffer(b: Buffer) -> list[object]:
 # What buffers hold
 
 
-def _binding(b: Binding) -> list[object]:
-    return [b.buffer, b.scope, b.value.node, b.value.output, _content(b.content)]
+def _binding(b: Binding, graph: Graph) -> list[object]:
+    content = _content(b.content, graph.nodes[b.value.node])
+    return [b.buffer, b.scope, b.value.node, b.value.output, content]
 
 
-def _content(content: Content) -> list[object]:
+def _content(content: Content, node: Node) -> list[object]:
     match content:
         case Whole(order, pitch):
             return ["whole", list(order), pitch]
         case Copy(elements):
             return ["layout", *_elements(elements), [], ""]
         case Partial(elements, summed, op):
-            return ["layout", *_elements(elements), _variables(summed), op]
+            terms = replace(elements, element=_result_first(elements.element, node))
+            return ["layout", *_elements(terms), _variables(summed), op]
         case Work(purpose):
             return ["work", purpose]
         case _:
             assert_never(content)
+
+
+def _result_first(element: tuple[Index, ...], node: Node) -> tuple[Index, ...]:
+    """Indices of a sum's terms as a product has them: along the result, then along its depth."""
+    if not isinstance(node.attributes, Reduce):
+        return element
+    summed = node.attributes.axes
+    kept = [index for i, index in enumerate(element) if i not in summed]
+    return (*kept, *(element[i] for i in summed))
 
 
 def _elements(e: Elements) -> list[object]:

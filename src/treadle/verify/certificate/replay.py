@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +47,7 @@ class _Graphs:
 
     def __init__(self) -> None:
         self.records = Records()
-        self.uses: dict[Any, tuple[str, Any, str]] = {}
+        self.uses: dict[Any, tuple[str, Any, str, Sequence[int]]] = {}
         self.graphs: dict[str, Known] = {}
         self.lines: dict[Origin | None, str] = {None: ""}
 
@@ -57,7 +58,7 @@ class _Graphs:
             use = node.op, node.attributes, operand_types(graph, node)
             if use not in self.uses:
                 self.uses[use] = self._use(*use)
-            op, attributes, key = self.uses[use]
+            op, attributes, key, order = self.uses[use]
             if node.origin not in self.lines:
                 self.lines[node.origin] = str(node.origin)
             for t in node.types:
@@ -67,7 +68,7 @@ class _Graphs:
                 Node(
                     op,
                     attributes,
-                    tuple([Value(*v) for v in node.operands]),
+                    tuple([Value(*node.operands[i]) for i in order]),
                     tuple([types[t] for t in node.types]),
                     self.lines[node.origin],
                     key,
@@ -76,11 +77,13 @@ class _Graphs:
         outputs = tuple((o.kind.value, o.name, Value(*o.value)) for o in graph.outputs)
         return Known(tuple(nodes), outputs, graph.name, str(hash(graph)))
 
-    def _use(self, op: Any, attributes: Any, operands: Any) -> tuple[str, Any, str]:
-        name, raw = use_record(op, attributes, operands, self.records)
+    def _use(
+        self, op: Any, attributes: Any, operands: Any
+    ) -> tuple[str, Any, str, Sequence[int]]:
+        name, raw, order = use_record(op, attributes, operands, self.records)
         if name not in SCHEMA:  # one that somebody added
             raise NotEstablished(f"the checker does not know the op {name}")
-        return name, read_attributes(name, raw, self._body), key_of(name, raw)
+        return name, read_attributes(name, raw, self._body), key_of(name, raw), order
 
     def _body(self, name: str) -> Known:
         if name not in self.graphs:
