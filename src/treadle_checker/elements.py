@@ -21,7 +21,7 @@ Source = Callable[[Array], Element]  # elements by flat index
 Shape = tuple[int, ...]
 Variables = dict[str, Array]
 MOST = 2**23  # elements of anything that is made at once
-BLOCK = 2**19  # terms of sums that are made at once
+BLOCK = 2**19  # of those, and terms of sums, that are made together
 
 
 def unravel(at: Array, shape: Shape) -> list[Array]:
@@ -69,7 +69,7 @@ class Elements:
         self.field.spend(_limited(len(at)))
         source = self.given(value)
         if source is not None:
-            return source(at)
+            return self._in_blocks(source, at)
         if value in self.known:
             return self.known[value].map(lambda a: a[at])
         size = self.graph.type_of(value).size
@@ -90,7 +90,8 @@ class Elements:
         if value not in self.known:
             every = np.arange(_limited(self.graph.type_of(value).size))
             source = self.given(value)
-            self.known[value] = source(every) if source is not None else self._made(value, every)
+            made = self._made(value, every) if source is None else self._in_blocks(source, every)
+            self.known[value] = made
         return self.known[value]
 
     def outputs(self) -> list[Element]:
@@ -108,6 +109,8 @@ class Elements:
         node = self.graph.nodes[value.node]
         if not len(at):
             return plain(np.zeros(0, np.int64))
+        if len(at) > BLOCK and (node.op == "move" or node.op in numbers.ELEMENTWISE):
+            return self._in_blocks(lambda some: self._made(value, some), at)
         if node.op in numbers.ELEMENTWISE:
             xs = [self.at(v, at) for v in node.operands]
             given = [self.graph.type_of(v).dtype for v in node.operands]
@@ -122,6 +125,16 @@ class Elements:
         else:
             raise NotEstablished(f"nothing gives {node.op} {node.attributes.get('name', '')}")
         return found.spread(at.shape)
+
+    def _in_blocks(self, make: Source, at: Array) -> Element:
+        """One block after another; what was computed on the way is forgotten each time."""
+        if len(at) <= BLOCK:
+            return make(at)
+        known, found = dict(self.some), list[Element]()
+        for some in np.array_split(at, -(-len(at) // BLOCK)):
+            found.append(make(some))
+            self.some = dict(known)
+        return joined(found)
 
     def _body(self, at: int, node: Node) -> Elements:
         if at not in self.bodies:
