@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -295,22 +294,16 @@ def _blocks(count: int, lines: int) -> Iterator[Array]:
     return (np.arange(i, min(count, i + size)) for i in range(0, count, size))
 
 
-def _along(use: Use) -> Element:
-    """Ops that order whole lines: where the largest is, or their elements in order."""
-    op, a, dtype, shape = use.node.op, use.a, use.dtype, use.types[0].shape
-    length, step = shape[a["axis"]], math.prod(shape[a["axis"] + 1 :])
-    asked = 1 if op.startswith("arg") else use.shape[a["axis"]]
+def _ordered(use: Use) -> Element:
+    """The first elements of lines in order, and their places; a line's are a step apart."""
+    step, length, asked = use.a["step"], use.a["length"], use.a["asked"]
     _limited(length * use.count)
     first = use.at // (step * asked) * (step * length) + use.at % step
     lines = use.on.table(use.node.operands[0], first + step * np.arange(length)[:, None])
-    order = use.field.order(lines, dtype)
-    if op.startswith("arg"):
-        return plain((order.argmax(0) if op == "argmax" else order.argmin(0)).astype(np.int32))
-    if a["descending"] if op == "sort" else a["largest"]:
-        order = -order
+    order = use.field.order(lines, use.dtype) * (-1 if use.a["descending"] else 1)
     place = (use.at // step % asked)[None, :]
     found = np.take_along_axis(np.argsort(order, axis=0, kind="stable"), place, 0)
-    if use.output == 1:
+    if use.a["places"][use.output]:
         return plain(found[0].astype(np.int32))
     return lines.map(lambda a: np.take_along_axis(a, found, 0)[0])
 
@@ -358,6 +351,6 @@ def _random_bits(use: Use) -> Element:
 _BY_RULE: dict[Callable[[Use], Element], str] = {
     _constant: "constant", _iota: "iota", _moved: "move", _scatter_add: "scatter_add",
     _reduced: "reduce_sum reduce_prod reduce_max reduce_min", _random_bits: "random_bits",
-    _along: "argmax argmin sort top_k",
+    _ordered: "order",
 }  # fmt: skip
 RULES = {op: rule for rule, ops in _BY_RULE.items() for op in ops.split()}

@@ -262,7 +262,7 @@ class _Side:
 
 
 _LOGS = frozenset(["log"])
-_CHOICES = frozenset("max min reduce_max reduce_min argmax argmin sort top_k lt le".split())
+_CHOICES = frozenset("max min reduce_max reduce_min order lt le".split())
 
 
 def generic(graph: Graph, field: Field, most: int) -> Callable[[Value], Source | None]:
@@ -296,8 +296,12 @@ def index_sizes(graph: Graph) -> dict[Value, int]:
     found: dict[Value, int] = {}
     for position, node in reversed(list(enumerate(graph.nodes))):
         value, a = Value(position), node.attributes
-        if node.op in ("argmax", "argmin"):
-            found[value] = graph.type_of(node.operands[0]).shape[a["axis"]]
+        if node.op == "order":
+            found |= {
+                Value(position, k): a["length"]
+                for k, is_place in enumerate(a["places"])
+                if is_place
+            }
         elif node.op == "scatter_add":
             found[node.operands[1]] = a["size"]
         elif value in found and (node.op in ELEMENTWISE or is_view(node)):

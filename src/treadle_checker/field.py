@@ -257,19 +257,12 @@ class Field:
         return Element(q, p, None, infinite)
 
     def array(self, array: Array, dtype: str) -> Element:
-        """Floats or integers exactly: a float is a whole number times a power of two."""
+        """Floats or integers exactly."""
         if not is_float(dtype):
             return plain(array.astype(numpy_of(dtype)))
-        finite = np.isfinite(array)
-        mantissa, exponent = np.frexp(np.where(finite, array, 0.0))
-        digits = np.ldexp(mantissa, 53).astype(np.int64)
-        lanes = []
-        for f in (self.q, self.p):
-            exact = digits % f.modulus * _powers_of_two(f.modulus)[exponent + 1147] % f.modulus
-            exact[~finite] = [f.number(float(v)) for v in array[~finite]]
-            lanes.append(exact)
-        infinite = np.where(np.isinf(array), np.sign(array), 0).astype(np.int64)
-        return Element(lanes[0], lanes[1], None, infinite if infinite.any() else None)
+        values, places = np.unique(array, return_inverse=True)
+        found = merged(np.stack, [self.number(v, dtype) for v in values.tolist()])
+        return found.map(lambda a: a[places])
 
     def integers(self, array: Array, dtype: str) -> Element:
         """Whole numbers as elements of any dtype."""
@@ -495,11 +488,6 @@ def _generator_powers(modulus: int) -> tuple[Array, Array]:
     """g^i for the low and g^(i · 2¹⁶) for the high half of an exponent's bits."""
     high = pow(GENERATOR, 2**16, modulus)
     return _powers(GENERATOR, 2**16, modulus), _powers(high, 2**15, modulus)
-
-
-@lru_cache(maxsize=2 * len(SAFE_PRIMES))
-def _powers_of_two(modulus: int) -> Array:
-    return np.array([pow(2, i - 1200, modulus) for i in range(2400)], np.int64)
 
 
 STRIDE = 2**10  # between the exponents of the table by which logarithms are found

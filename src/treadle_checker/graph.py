@@ -22,7 +22,17 @@ from treadle_checker import reading
 from treadle_checker.field import DTYPES, is_float
 from treadle_checker.index import read_index
 from treadle_checker.reading import Reader, Rejected, Unreadable, among, integer, need, several
-from treadle_checker.types import LEAVES, Graph, Literal, Node, Read, Type, Value, infer
+from treadle_checker.types import (
+    ELEMENTWISE,
+    LEAVES,
+    Graph,
+    Literal,
+    Node,
+    Read,
+    Type,
+    Value,
+    infer,
+)
 
 MOST_NODES = 2**18
 KINDS = ("result", "gradient", "capture", "metric", "weight", "update", "print")
@@ -78,24 +88,23 @@ _guard = reading.row(reading.pair, read_index, _int, _int)
 # How attributes are read, by their names; "body" and "backward" are graphs of the file.
 ATTRIBUTES: dict[str, Reader] = {
     **dict.fromkeys("shape over".split(), _ints),
-    **dict.fromkeys("axis k batch size site blocks constants carries length indices".split(), _int),
-    **dict.fromkeys("reverse descending largest recompute".split(), _flag),
+    **dict.fromkeys("axis batch size site blocks constants carries length".split(), _int),
+    **dict.fromkeys("indices step asked".split(), _int),
+    **dict.fromkeys("reverse descending recompute".split(), _flag),
     "reads": several(reading.row(Read, several(_guard, 100), read_index), 10_000),
     "name": _name, "type": read_type, "dtype": read_dtype, "value": _literal,
+    "places": several(_flag, 2),
 }  # fmt: skip
 # The attributes of every op that a graph may have; an op that is not here is refused.
 _ATTRIBUTES_OF = {
-    "neg abs sign floor exp log sqrt rsqrt sin cos tanh erf not stop_gradient shard_sum add sub "
-    "mul div floordiv mod max min pow atan2 eq lt le and or xor where": "",
+    " ".join([*ELEMENTWISE, "where"]): "",
     "input parameter state": "name type",
     "constant": "value type",
     "iota": "axis shape dtype",
     "cast": "dtype",
     "move reduce_sum reduce_prod reduce_max reduce_min":
         "name shape over reads indices value dtype",
-    "argmax argmin": "axis",
-    "sort": "axis descending",
-    "top_k": "k axis largest",
+    "order": "name shape step length asked descending places",
     "scatter_add": "axis size batch",
     "random_bits": "site shape blocks",
     "call": "body name recompute backward",

@@ -25,6 +25,7 @@ from treadle_checker.reading import (
     several,
 )
 
+NO_INDEX = Index(0)
 SHARED_OUT = ("group", "subgroup")
 SIDE_BY_SIDE = ("parallel", "grid", *SHARED_OUT, "vector")
 SUMS = ("add", "mul", "max", "min")
@@ -60,7 +61,7 @@ class Value:
     kind: str
     dtype: str = "bool"
     name: str = ""
-    index: Index = Index(0)
+    index: Index = NO_INDEX
     low: int = 0
     high: int = 0
     number: int | float | Fraction = 0

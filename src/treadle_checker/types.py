@@ -174,8 +174,7 @@ def _of_one(op: str, a: Any, *xs: Type) -> Found:
     if len(xs) != (op not in (*LEAVES, "constant", "iota")):
         return None
     x = xs[0] if xs else Type("", ())
-    (dtype, shape), rank = x, len(x.shape)
-    axis = a.get("axis", 0)
+    dtype, shape = x
     match op:
         case "input" | "parameter" | "state":
             return [a["type"]]
@@ -183,20 +182,14 @@ def _of_one(op: str, a: Any, *xs: Type) -> Found:
             need(_holds(a["type"], a["value"]))
             return [a["type"]]
         case "iota":
-            need(0 <= axis < len(a["shape"]), a["dtype"] != "bool")
+            need(0 <= a["axis"] < len(a["shape"]), a["dtype"] != "bool")
             return [(a["dtype"], a["shape"])]
         case "cast":
             return [(a["dtype"], shape)]
-        case "argmax" | "argmin" | "sort" | "top_k":
-            need(0 <= axis < rank, dtype != "bool")
-            around = shape[:axis], shape[axis + 1 :]
-            if op == "top_k":
-                need(0 <= a["k"] <= shape[axis])
-                shape = (*around[0], a["k"], *around[1])
-            if op.startswith("arg"):
-                need(shape[axis] > 0)
-                return [("int32", around[0] + around[1])]
-            return [(dtype, shape), ("int32", shape)]
+        case "order":
+            need(min(a["step"], a["length"], a["asked"]) >= 0, dtype != "bool")
+            need(x.size * a["asked"] == math.prod(a["shape"]) * a["length"])
+            return [("int32" if is_place else dtype, a["shape"]) for is_place in a["places"]]
         case "random_bits":
             need(x == Type("uint32", (6,)), 0 <= a["site"] < 2**16)
             return [("uint32", a["shape"])]

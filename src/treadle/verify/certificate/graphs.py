@@ -23,7 +23,7 @@ from treadle.ir.graph import Graph, Node
 from treadle.ir.literal import ArrayLiteral
 from treadle.ir.op import Attributes, Op
 from treadle.ir.types import TensorType
-from treadle.verify.certificate.reads import is_read, reads_of
+from treadle.verify.certificate.reads import ORDERS, is_read, order_record, reads_of
 
 
 class Records:
@@ -82,6 +82,8 @@ def use_record(
         body = {"graph": records.graph(definition_graph(op, attributes, operands))}
         called = {"body": body, "name": op.name, "recompute": False, "backward": None}
         return "call", called, range(len(operands))
+    if op in ORDERS:
+        return "order", order_record(op, attributes, operands[0]), range(1)
     if not is_read(op):
         return op.name, attributes_record(attributes, records), range(len(operands))
     form = reads_of(op, attributes, operands)

@@ -1,10 +1,11 @@
-"""Ops that move or sum elements, as what they read: the two forms of them that a certificate has.
+"""Ops that move, sum or order elements, in the few forms of them that a certificate has.
 
 An element of a move is the first operand's that is read there, or else a value; one of a reduction
 is a sum (a product, a maximum, a minimum), over further variables, of products of what is read.
 What is read is said by the flat index into the operand, an affine function of variables: "0", "1",
 … are the result's axes, then those summed over, and "flat" is the result's own flat index. Trailing
-operands are indices: what they hold, clamped, is data in the addresses of others.
+operands are indices: what they hold, clamped, is data in the addresses of others. What orders
+elements gives the first ones of lines and their places.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from treadle.ir.types import TensorType
 
 Index = list[Any]  # the offset, then pairs of a factor and a variable or an atom
 Guard = tuple[Index, int, int]
+Read = tuple[Sequence[Guard], Index]
 Types = tuple[TensorType, ...]
 
 
@@ -30,7 +32,7 @@ class Reads:
     """What every operand of a use is read at, and under which bounds; operands by position."""
 
     shape: Shape
-    reads: tuple[tuple[Sequence[Guard], Index], ...]
+    reads: tuple[Read, ...]
     over: Shape = ()
     value: Number = 0
     operands: tuple[int, ...] = (0,)
@@ -116,7 +118,7 @@ def _pad(a: shaping.Pad, x: TensorType) -> Reads:
 
 
 def _concat(a: shaping.Concat, *xs: TensorType) -> Reads:
-    reads, first = list[tuple[list[Guard], Index]](), 0
+    reads, first = list[Read](), 0
     for x in xs:
         index = [var(i, 1, -first if i == a.axis else 0) for i in range(x.rank)]
         reads.append(([(index[a.axis], 0, x.shape[a.axis])], address(x.shape, index)))
@@ -133,8 +135,8 @@ def _starts(first: int, shape: Shape, sizes: Shape) -> list[Index]:
 def _dynamic_slice(a: shaping.DynamicSlice, x: TensorType, at: TensorType) -> Reads:
     starts = _starts(1, x.shape, a.sizes)
     index = [plus(var(i), start) for i, start in enumerate(starts)]
-    reads = ([], address(x.shape, index)), *(([], [i]) for i in range(x.rank))
-    return Reads(a.sizes, reads, operands=(0, *[1] * x.rank), indices=x.rank)
+    reads: list[Read] = [([], address(x.shape, index)), *(([], [i]) for i in range(x.rank))]
+    return Reads(a.sizes, tuple(reads), operands=(0, *[1] * x.rank), indices=x.rank)
 
 
 def _dynamic_update(a: shaping.DynamicUpdate, x: TensorType, new: TensorType, _: Any) -> Reads:
@@ -152,8 +154,8 @@ def _gather(a: indexing.Gather, x: TensorType, chosen: TensorType) -> Reads:
     index = [*before, data(1, x.shape[a.axis]), *(var(i + count - 1) for i in after)]
     by = [*before[: a.batch], *(var(a.axis + i) for i in range(count))]
     shape = x.shape[: a.axis] + chosen.shape[a.batch :] + x.shape[a.axis + 1 :]
-    reads = ([], address(x.shape, index)), ([], address(chosen.shape, by))
-    return Reads(shape, reads, operands=(0, 1), indices=1)
+    reads: list[Read] = [([], address(x.shape, index)), ([], address(chosen.shape, by))]
+    return Reads(shape, tuple(reads), operands=(0, 1), indices=1)
 
 
 # Sums
@@ -183,10 +185,10 @@ def _contract(a: linear.Contraction, x: TensorType, y: TensorType) -> Reads:
     order = result + "".join(c for c in lx if c not in result)
     sizes = dict(zip(lx + ly, x.shape + y.shape, strict=True))
     sides = ((lx, x.shape), (ly, y.shape))
-    reads = tuple(([], address(shape, [var(order.index(c)) for c in s])) for s, shape in sides)
+    flat = (address(shape, [var(order.index(c)) for c in labels]) for labels, shape in sides)
     over = tuple(sizes[c] for c in order[len(result) :])
     shape = tuple(sizes[c] for c in result)
-    return Reads(shape, reads, over, operands=(0, 1), op="reduce_sum")
+    return Reads(shape, tuple(([], at) for at in flat), over, operands=(0, 1), op="reduce_sum")
 
 
 def _unwindow(a: linear.Unwindow, x: TensorType) -> Reads:
@@ -223,3 +225,20 @@ def is_read(op: Op) -> bool:
 def reads_of(op: Op, attributes: Attributes, operands: Types) -> Reads:
     """Requires `is_read`."""
     return _FORMS[op](attributes, *operands)
+
+
+ORDERS = frozenset([reductions.ARGMAX, reductions.ARGMIN, reductions.SORT, reductions.TOP_K])
+
+
+def order_record(op: Op, a: Any, x: TensorType) -> dict[str, Any]:
+    """An op that orders: the first of each line, of elements a step apart, or all of them."""
+    length, step = x.shape[a.axis], math.prod(x.shape[a.axis + 1 :])
+    is_arg = isinstance(a, reductions.ArgReduce)
+    asked = 1 if is_arg else getattr(a, "k", length)
+    kept = [] if is_arg else [asked]
+    is_down = getattr(a, "descending", getattr(a, "largest", op is reductions.ARGMAX))
+    return {
+        "name": op.name, "shape": [*x.shape[: a.axis], *kept, *x.shape[a.axis + 1 :]],
+        "step": step, "length": length, "asked": asked, "descending": is_down,
+        "places": [True] if is_arg else [False, True],
+    }  # fmt: skip

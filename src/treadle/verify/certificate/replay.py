@@ -77,9 +77,7 @@ class _Graphs:
         outputs = tuple((o.kind.value, o.name, Value(*o.value)) for o in graph.outputs)
         return Known(tuple(nodes), outputs, graph.name, str(hash(graph)))
 
-    def _use(
-        self, op: Any, attributes: Any, operands: Any
-    ) -> tuple[str, Any, str, Sequence[int]]:
+    def _use(self, op: Any, attributes: Any, operands: Any) -> tuple[str, Any, str, Sequence[int]]:
         name, raw, order = use_record(op, attributes, operands, self.records)
         if name not in SCHEMA:  # one that somebody added
             raise NotEstablished(f"the checker does not know the op {name}")
