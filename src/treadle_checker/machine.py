@@ -58,9 +58,8 @@ class Memory:
             self.pages = _grown(self.pages, last + 1, -1)
         found = self.pages[numbers]
         if (found < 0).any():
-            missing = np.zeros(last + 1, bool)
-            missing[numbers[found < 0]] = True
-            for part in np.array_split(np.flatnonzero(missing), -(-missing.sum() * PAGE // CHUNK)):
+            missing = np.unique(numbers[found < 0])
+            for part in np.array_split(missing, -(-len(missing) * PAGE // CHUNK)):
                 self._add(part)
             found = self.pages[numbers]
         return found * PAGE + at % PAGE
@@ -109,9 +108,10 @@ class Memory:
 
     def written_at(self) -> Array:
         """Where something was stored, in order."""
-        numbers, rows = np.flatnonzero(self.pages >= 0), np.arange(PAGE)
-        held = self.written[(self.pages[numbers][:, None] * PAGE + rows).reshape(-1)]
-        return (numbers[:, None] * PAGE + rows).reshape(-1)[held]
+        numbers, slots = np.flatnonzero(self.pages >= 0), np.flatnonzero(self.written)
+        page_of = np.zeros(self.count, np.int64)
+        page_of[self.pages[numbers]] = numbers
+        return np.sort(page_of[slots // PAGE] * PAGE + slots % PAGE)
 
 
 def _grown(old: Array, least: int, fill: int = 0) -> Array:
