@@ -114,8 +114,7 @@ Types = tuple[Type, ...]
 def infer(op: str, attributes: Mapping[str, Any], operands: Types) -> Types:
     """The types of an op's results; Rejected if the operands or attributes do not fit."""
     try:
-        found = _elementwise(op, operands) or _of_one(op, attributes, *operands)
-        found = found or _of_several(op, attributes, *operands)
+        found = _results(op, attributes, operands)
     except (ValueError, IndexError, TypeError, KeyError, ArithmeticError) as error:
         given, told = ", ".join(map(str, operands)), str(dict(attributes))[:200]
         raise Rejected(f"{op} of {given} with {told}: {error}") from error
@@ -154,46 +153,54 @@ _KINDS: dict[str, tuple[int, Callable[[str], bool], str]] = {
 ELEMENTWISE = {op: kind for ops, kind in _KINDS.items() for op in ops.split()}
 
 
-Found = Sequence[tuple[str, Shape]] | None
-
-
-def _elementwise(op: str, xs: Types) -> Found:
+def _results(op: str, a: Any, xs: Types) -> Sequence[tuple[str, Shape]]:
+    if op in ELEMENTWISE:
+        arity, accepts, result = ELEMENTWISE[op]
+        need(len(xs) == arity, len(set(xs)) == 1, accepts(xs[0].dtype))
+        return [(result or xs[0].dtype, xs[0].shape)]
+    if op in ("call", "scan"):
+        return _with_body(op, a, xs)
+    if op == "move" or op.startswith("reduce_"):
+        return _of_reads(op, a, xs)
     if op == "where":
-        c, x, y = xs
-        need(c == Type("bool", x.shape), x == y)
-        return (x,)
-    if op not in ELEMENTWISE:
-        return None
-    arity, accepts, result = ELEMENTWISE[op]
-    need(len(xs) == arity, len(set(xs)) == 1, accepts(xs[0].dtype))
-    return (Type(result or xs[0].dtype, xs[0].shape),)
+        condition, x, y = xs
+        need(condition == Type("bool", x.shape), x == y)
+        return [x]
+    if op == "scatter_add":
+        return _scattered(a, *xs)
+    if op in (*LEAVES, "constant", "iota"):
+        need(not xs, op != "constant" or _holds(a["type"], a["value"]))
+        need(op != "iota" or (0 <= a["axis"] < len(a["shape"]) and a["dtype"] != "bool"))
+        return [a["type"] if "type" in a else (a["dtype"], a["shape"])]
+    (x,) = xs
+    if op == "cast":
+        return [(a["dtype"], x.shape)]
+    if op == "random_bits":
+        need(x == Type("uint32", (6,)), 0 <= a["site"] < 2**16)
+        return [("uint32", a["shape"])]
+    need(op == "order", min(a["step"], a["length"], a["asked"]) >= 0, x.dtype != "bool")
+    need(x.size * a["asked"] == math.prod(a["shape"]) * a["length"])
+    return [("int32" if is_place else x.dtype, a["shape"]) for is_place in a["places"]]
 
 
-def _of_one(op: str, a: Any, *xs: Type) -> Found:
-    """Ops of no operand, or of one."""
-    if len(xs) != (op not in (*LEAVES, "constant", "iota")):
-        return None
-    x = xs[0] if xs else Type("", ())
-    dtype, shape = x
-    match op:
-        case "input" | "parameter" | "state":
-            return [a["type"]]
-        case "constant":
-            need(_holds(a["type"], a["value"]))
-            return [a["type"]]
-        case "iota":
-            need(0 <= a["axis"] < len(a["shape"]), a["dtype"] != "bool")
-            return [(a["dtype"], a["shape"])]
-        case "cast":
-            return [(a["dtype"], shape)]
-        case "order":
-            need(min(a["step"], a["length"], a["asked"]) >= 0, dtype != "bool")
-            need(x.size * a["asked"] == math.prod(a["shape"]) * a["length"])
-            return [("int32" if is_place else dtype, a["shape"]) for is_place in a["places"]]
-        case "random_bits":
-            need(x == Type("uint32", (6,)), 0 <= a["site"] < 2**16)
-            return [("uint32", a["shape"])]
-    return None
+def _of_reads(op: str, a: Any, xs: Types) -> Sequence[tuple[str, Shape]]:
+    count = len(xs) - a["indices"]
+    need(0 < count <= len(xs) == len(a["reads"]), min(a["over"], default=0) >= 0)
+    need(all(is_integer(x.dtype) for x in xs[count:]))
+    dtypes = {a["dtype"], *(x.dtype for x in xs[:count])}
+    if op == "move":
+        need(not a["over"], len(dtypes) == 1)
+    else:
+        need(len(set(map(is_float, dtypes))) == 1, "bool" not in dtypes)
+    return [(a["dtype"], a["shape"])]
+
+
+def _scattered(a: Any, x: Type, chosen: Type) -> Sequence[tuple[str, Shape]]:
+    axis, batch, count = a["axis"], a["batch"], len(chosen.shape) - a["batch"]
+    need(is_integer(chosen.dtype), x.dtype != "bool", 0 <= batch <= axis, a["size"] >= 0)
+    need(count >= 0, axis + count <= len(x.shape))
+    need(x.shape[:batch] + x.shape[axis : axis + count] == chosen.shape)
+    return [(x.dtype, (*x.shape[:axis], a["size"], *x.shape[axis + count :]))]
 
 
 def _holds(type_: Type, value: Any) -> bool:
@@ -205,27 +212,6 @@ def _holds(type_: Type, value: Any) -> bool:
     bits, unsigned = DTYPES[type_.dtype], type_.dtype.startswith("u")
     low, high = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     return math.isfinite(value) and bool(low <= value <= high) and value % 1 == 0
-
-
-def _of_several(op: str, a: Any, *xs: Type) -> Sequence[tuple[str, Shape]]:
-    if op in ("call", "scan"):
-        return _with_body(op, a, xs)
-    if op == "scatter_add":
-        (dtype, shape), (chosen_by, chosen) = xs
-        axis, batch, count = a["axis"], a["batch"], len(chosen) - a["batch"]
-        need(is_integer(chosen_by), dtype != "bool", 0 <= batch <= axis, a["size"] >= 0)
-        need(count >= 0, axis + count <= len(shape))
-        need(shape[:batch] + shape[axis : axis + count] == chosen)
-        return [(dtype, (*shape[:axis], a["size"], *shape[axis + count :]))]
-    read, indices = xs[: len(xs) - a["indices"]], xs[len(xs) - a["indices"] :]
-    need(a["indices"] >= 0, read, len(a["reads"]) == len(xs), min(a["over"], default=0) >= 0)
-    need(all(is_integer(x.dtype) for x in indices))
-    if op == "move":
-        need(not a["over"], {x.dtype for x in read} == {a["dtype"]})
-    else:
-        need(len({is_float(d) for d in (a["dtype"], *(x.dtype for x in read))}) == 1)
-        need("bool" not in {a["dtype"], *(x.dtype for x in read)})
-    return [(a["dtype"], a["shape"])]
 
 
 def _with_body(op: str, a: Any, operands: Types) -> list[Any]:
