@@ -30,18 +30,12 @@ def layout_of(content: Whole | Layout, type_: Type) -> Layout:
     """Of a whole value: a variable for every axis that is longer than 1."""
     if isinstance(content, Layout):
         return content
-    axes, shape = list(content.order or range(len(type_.shape))), type_.shape
-    if sorted(axes) != list(range(len(shape))):
-        raise Rejected(f"a layout of axes {axes} is none of {type_}")
-    if content.pitch and content.pitch < shape[-1]:
-        raise Rejected(f"rows {content.pitch} apart overlap in {type_}")
-    held = (*shape[:-1], content.pitch) if content.pitch else shape
-    terms, step = list[tuple[int, str]](), 1
-    for i in reversed(axes):
-        terms += [(step, f"axis {i}")] if shape[i] != 1 else []
-        step *= held[i]
-    variables = tuple((f"axis {i}", n) for i, n in enumerate(shape) if n != 1)
-    index = [Index(0, ((1, f"axis {i}"),) if n != 1 else ()) for i, n in enumerate(shape)]
+    names, terms, step = {i: f"axis {i}" for i, n in enumerate(type_.shape) if n != 1}, [], 1
+    for i in reversed(names):
+        terms.append((step, names[i]))
+        step *= type_.shape[i]
+    variables = tuple((name, type_.shape[i]) for i, name in names.items())
+    index = [Index(0, ((1, names[i]),) if i in names else ()) for i in range(len(type_.shape))]
     return Layout(variables, Index(0, tuple(terms)), tuple(index), ())
 
 

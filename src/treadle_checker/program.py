@@ -99,7 +99,6 @@ At = Annotated[Index, read_index]
 Scalar = Annotated[Value, _value]
 Names = Annotated[tuple[str, ...], several(_name)]
 _named = reading.row(reading.pair, _name, integer())
-Counts = Annotated[tuple[int, ...], several(integer())]
 Variables = Annotated[tuple[tuple[str, int], ...], several(_named)]
 
 
@@ -228,10 +227,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """All elements in order, of axes in the order of memory; rows begin `pitch` apart."""
-
-    order: Counts = ()
-    pitch: int = 0
+    """All elements in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,22 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import assert_never
 
+from treadle.base.shapes import Shape
 from treadle.ir.graph import Graph, Node
 from treadle.ir.literal import Number
 from treadle.ir.ops.reductions import Reduce
 from treadle.kernel.bindings import Binding, Content, Copy, Elements, Partial, Whole, Work
 from treadle.kernel.geometry import Geometry, Scattered, Tiled
-from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var
+from treadle.kernel.index import (
+    Bounded,
+    Data,
+    Index,
+    Quotient,
+    Remainder,
+    Var,
+    constant,
+    variable,
+)
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -90,14 +100,17 @@ def _buffer(b: Buffer) -> list[object]:
 
 
 def _binding(b: Binding, graph: Graph) -> list[object]:
-    content = _content(b.content, graph.nodes[b.value.node])
+    content = _content(b.content, graph.nodes[b.value.node], b.value.output)
     return [b.buffer, b.scope, b.value.node, b.value.output, content]
 
 
-def _content(content: Content, node: Node) -> list[object]:
+def _content(content: Content, node: Node, output: int) -> list[object]:
     match content:
+        case Whole((), 0):
+            return ["whole"]
         case Whole(order, pitch):
-            return ["whole", list(order), pitch]
+            elements = _in_memory(node.types[output].shape, order, pitch)
+            return ["layout", *_elements(elements), [], ""]
         case Copy(elements):
             return ["layout", *_elements(elements), [], ""]
         case Partial(elements, summed, op):
@@ -107,6 +120,18 @@ def _content(content: Content, node: Node) -> list[object]:
             return ["work", purpose]
         case _:
             assert_never(content)
+
+
+def _in_memory(shape: Shape, order: Shape, pitch: int) -> Elements:
+    """All elements of a value, of axes in an order; rows begin a pitch apart."""
+    held, step = (*shape[:-1], pitch) if pitch else shape, 1
+    variables = {i: Var(f"axis {i}", n) for i, n in enumerate(shape) if n != 1}
+    address = constant(0)
+    for i in reversed(order or range(len(shape))):
+        address = address + variable(variables[i]) * step if i in variables else address
+        step *= held[i]
+    index = [variable(variables[i]) if i in variables else constant(0) for i in range(len(shape))]
+    return Elements(tuple(variables.values()), address, tuple(index))
 
 
 def _result_first(element: tuple[Index, ...], node: Node) -> tuple[Index, ...]:
