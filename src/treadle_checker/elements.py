@@ -13,6 +13,7 @@ import numpy as np
 
 from treadle_checker import field as numbers
 from treadle_checker.field import Array, Element, Field, chosen, is_float, joined, plain
+from treadle_checker.index import Index
 from treadle_checker.reading import NotEstablished
 from treadle_checker.types import Graph, Literal, Node, Type, Value
 
@@ -200,19 +201,19 @@ class Use:
 
     def read(self, k: int, variables: Variables) -> Element:
         """An operand's elements where its address says, for arrays of variables."""
-
-        def index(name: str) -> Array:
-            return self.read(int(name), variables).p
-
-        at = self.a["reads"][k].address.at(variables, index)
+        at = self.number_at(self.a["reads"][k].address, variables)
         at = np.clip(at, 0, max(0, self.types[k].size - 1))
         return self.on.table(self.node.operands[k], at)
+
+    def number_at(self, index: Index, variables: Variables) -> Array:
+        """An index; what is data in it is read."""
+        return index.at(variables, lambda name: self.read(int(name), variables).p)
 
     def held(self, k: int, variables: Variables) -> Array:
         """Where an operand is read."""
         held = np.ones((), bool)
         for index, low, high in self.a["reads"][k].guards:
-            at = index.at(variables, lambda name: self.read(int(name), variables).p)
+            at = self.number_at(index, variables)
             held = held & (low <= at) & (at < high)
         return held
 

@@ -8,10 +8,11 @@ lists and objects; {"float": "inf"}, {"fraction": [n, d]}, {"array": [dtype, sha
 its own, as softmax has, is a call of its definition, which is a graph of the file.
 
 What moves elements is a "move": of the first operand whose guards hold, the element at a flat index
-into it, or else a value. What sums is a "reduce_…" over further variables of products of what is
-read in the same way. Variables "0", "1", … are the result's axes and then those summed over, "flat"
-is the result's flat index, and ["data", "k", n] what operand k holds there, clamped below n. What
-sorts is an "order": of lines, whose elements are a step apart, the first ones and their places.
+into it, held inside it, or else a value. What sums is a "reduce_…" over further variables of
+products of what is read in the same way. Variables "0", "1", … are the result's axes, then those
+summed over, "flat" is the result's flat index, and ["data", "k", n] what operand k holds there,
+clamped below n. What sorts is an "order": of lines, whose elements are a step apart, the first ones
+and their places. Each has beside it the name of the op that it was.
 """
 
 from __future__ import annotations
