@@ -106,6 +106,46 @@ def test_meanings_agree_on_all_samples(name: str) -> None:
         check_sample(OPS[name], sample)
 
 
+def product(op: str, depth: int, guards: list[object]) -> Graph:
+    """Of a 4 × 3 and a 3 × 5 matrix, over some of the depth."""
+    shapes, reads = ([4, 3], [3, 5]), ([0, [3, "0"], [1, "2"]], [0, [5, "2"], [1, "1"]])
+    leaves = []
+    for name, shape in zip("xy", shapes, strict=True):
+        type_ = ["float32", shape]
+        leaves.append(["input", {"name": name, "type": type_}, [], [type_], -1])
+    attributes = {
+        "name": "product", "shape": [4, 5], "over": [depth], "indices": 0, "value": 0,
+        "reads": [[guards, address] for address in reads], "dtype": "float32",
+    }  # fmt: skip
+    node = [op, attributes, [[0, 0], [1, 0]], [["float32", [4, 5]]], -1]
+    outputs = [["result", "0", [2, 0]]]
+    record = {"name": "", "lines": [], "nodes": [*leaves, node], "outputs": outputs}
+    return read_graph(record, lambda name: read(Records(), name))
+
+
+@pytest.mark.parametrize("op", ["reduce_sum", "reduce_max"])
+def test_guards_hold_in_products(op: str) -> None:
+    """Terms that are not read are zeros, whether a product is one of matrices or not."""
+
+    def found(graph: Graph, negated: bool = False) -> Element:
+        field = Field(0)
+
+        def given(value: Value) -> Callable[[np.ndarray], Element] | None:
+            if value.node == 2:
+                return None
+            return lambda at: field.integers(
+                (at + 1) * (-1 if negated and value.node else 1), "float32"
+            )
+
+        return Elements(graph, field, given).whole(Value(2))
+
+    guarded, shorter = product(op, 3, [[[0, [1, "2"]], 0, 2]]), product(op, 2, [])
+    assert same(found(guarded), found(shorter))
+    assert not same(found(product(op, 3, [])), found(shorter))
+    below_zero = same(found(guarded, True), found(shorter, True))
+    assert below_zero == (op == "reduce_sum")  # a zero is more than what is negative
+
+
 def test_the_primes_are_safe() -> None:
     def is_prime(n: int) -> bool:
         return all(n % d for d in range(2, int(n**0.5) + 1))

@@ -267,8 +267,10 @@ def _reduced(use: Use) -> Element:
     """Sums of terms, a block of them at a time: as products of matrices where the elements that are
     asked for fill one, else one by one."""
     dtype, over, name = use.node.types[0].dtype, use.a["over"], use.node.op.removeprefix("reduce_")
-    op, is_product = {"sum": "add", "prod": "mul"}.get(name, name), len(use.types) == 2
-    lines = [use.lines(k) for k in range(2)] if is_product and is_float(dtype) else []
+    op = {"sum": "add", "prod": "mul"}.get(name, name)
+    is_plain = not use.a["indices"] and not any(read.guards for read in use.a["reads"])
+    is_product = op == "add" and len(use.types) == 2 and is_plain and is_float(dtype)
+    lines = [use.lines(k) for k in range(2)] if is_product else []
     counts = [int(places.max(initial=0)) + 1 for _, places in lines] or [use.count]
     is_matrix = len(counts) == 2 and math.prod(counts) <= 2 * use.count + 64
     use.field.spend(math.prod(over), is_now=False)
