@@ -81,6 +81,11 @@ class Elements:
             self.some[key] = self._made(value, unique)
         return self.some[key].map(lambda a: a[places])
 
+    def forget(self) -> None:
+        """What is known; whoever gives elements may refer to this, so that it would stay."""
+        for known in (self.known, self.some, self.bodies):
+            known.clear()
+
     def table(self, value: Value, at: Array) -> Element:
         """The same for indices of any shape."""
         return self.at(value, at.reshape(-1)).map(lambda a: a.reshape(at.shape))

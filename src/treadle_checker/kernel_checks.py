@@ -21,7 +21,7 @@ from treadle_checker import program as ir
 from treadle_checker.bounds import blocks_of, check_bounds
 from treadle_checker.elements import Elements, Source, Use, unravel
 from treadle_checker.equality import index_sizes
-from treadle_checker.field import Array, Element, Field, chosen, is_float, same
+from treadle_checker.field import Array, Element, Field, chosen, is_float, plain, same
 from treadle_checker.machine import Machine, Memory, undefined
 from treadle_checker.memory import check_memory, is_aliased
 from treadle_checker.program import Binding, Call, For, Kernel, Layout, Program, Whole, Work
@@ -178,6 +178,7 @@ class _Comparison:
             at = self._addresses(binding, written, self.program.buffers[name].size)
             self._check_same(binding, memory[own], at)
             compared += len(at)
+        self.on.forget()
         ran = ", ".join(f"{var} {some}" for var, some in machine.picked.items())
         return f"{compared} elements; iterations {ran or 'all'}", machine.count
 
@@ -237,17 +238,27 @@ class _Comparison:
         layout, name = self._layout(binding), binding.buffer
         if layout.op:
             return lambda at: self.field.keyed(f"parts {name}", dtype, at)
-        value, type_ = value_of(binding), self.graph.type_of(value_of(binding))
+        value, type_ = self._elements_of(value_of(binding)), self.graph.type_of(value_of(binding))
         if binding.content == Whole():
-            return lambda at: self.on.at(value, np.minimum(at, max(0, type_.size - 1)))
+            return lambda at: value(np.minimum(at, max(0, type_.size - 1)))
         zero = self.field.number(0, dtype)
 
         def source(at: Array) -> Element:
             found = layouts.places(layout, type_, at)
-            held = chosen(found.is_zero, zero, self.on.at(value, found.flat))
+            held = chosen(found.is_zero, zero, value(found.flat))
             return chosen(found.is_there, held, otherwise(at))
 
         return source
+
+    def _elements_of(self, value: Value) -> Source:
+        """By flat index: of what a value is a view of, moved. An index is moved as a number, so
+        that nothing of the size of a buffer is kept."""
+        base = base_of(self.graph, value)
+        source = self._given(base) or (lambda at: self.on.at(base, at))
+        if base == value:
+            return source
+        moved = Elements(self.graph, self.field, lambda v: plain if v == base else None)
+        return lambda at: source(moved.at(value, at).p)
 
     def _given(self, value: Value) -> Source | None:
         """What is generic: a cut's elements, and leaves'."""
