@@ -69,7 +69,7 @@ def main() -> int:
     found = [check(f"attention {s}", attention(s)) for s in ATTENTION]
     types = TensorType((512, 96), td.float16), TensorType((384, 96), td.float16)
     found.append(check("products", td.trace(lambda x, y: [x @ y.T, x.T @ x], *types)))
-    for columns in (576, 1536):  # tiles of 192 x 192, and of 128 x 256
+    for columns in (576, 1536):
         types = TensorType((8192, 576), td.float16), TensorType((columns, 576), td.float16)
         every = td.trace(lambda x, y: [x @ y.T, (x @ y.T).T @ x], *types)
         found.append(check(f"products with {columns} columns", every))

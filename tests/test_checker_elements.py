@@ -19,6 +19,7 @@ from treadle.ir.composites import DEFINITIONS
 from treadle.ir.op import OPS, Op
 from treadle.ir.ops.leaves import NAMED_LEAVES
 from treadle.verify.certificate.graphs import Records
+from treadle.verify.certificate.reads import ORDERS, is_read
 from treadle.verify.sampling import SAMPLES, Sample, sample_graph
 from treadle_checker.elements import Elements
 from treadle_checker.field import SAFE_PRIMES, Element, Field, same
@@ -85,8 +86,11 @@ def samples_of(op: Op) -> list[Sample]:
 
 
 def test_the_checker_knows_every_op() -> None:
-    """Primitives; a composite is a call of its definition."""
-    assert SCHEMA.keys() == {op.name for op in OPS.values() if op not in DEFINITIONS}
+    """Primitives by name or by what they read; a composite is a call of its definition."""
+    named = (op for op in OPS.values() if op not in DEFINITIONS and op not in ORDERS)
+    reductions = {"reduce_sum", "reduce_prod", "reduce_max", "reduce_min"}
+    known = {op.name for op in named if not is_read(op)}
+    assert SCHEMA.keys() == known | reductions | {"move", "order"}
 
 
 @pytest.mark.parametrize("name", COMPUTED)
@@ -100,6 +104,46 @@ def test_meanings_agree(name: str) -> None:
 def test_meanings_agree_on_all_samples(name: str) -> None:
     for sample in samples_of(OPS[name]):
         check_sample(OPS[name], sample)
+
+
+def product(op: str, depth: int, guards: list[object]) -> Graph:
+    """Of a 4 × 3 and a 3 × 5 matrix, over some of the depth."""
+    shapes, reads = ([4, 3], [3, 5]), ([0, [3, "0"], [1, "2"]], [0, [5, "2"], [1, "1"]])
+    leaves = []
+    for name, shape in zip("xy", shapes, strict=True):
+        type_ = ["float32", shape]
+        leaves.append(["input", {"name": name, "type": type_}, [], [type_], -1])
+    attributes = {
+        "name": "product", "shape": [4, 5], "over": [depth], "indices": 0, "value": 0,
+        "reads": [[guards, address] for address in reads], "dtype": "float32",
+    }  # fmt: skip
+    node = [op, attributes, [[0, 0], [1, 0]], [["float32", [4, 5]]], -1]
+    outputs = [["result", "0", [2, 0]]]
+    record = {"name": "", "lines": [], "nodes": [*leaves, node], "outputs": outputs}
+    return read_graph(record, lambda name: read(Records(), name))
+
+
+@pytest.mark.parametrize("op", ["reduce_sum", "reduce_max"])
+def test_guards_hold_in_products(op: str) -> None:
+    """Terms that are not read are zeros, whether a product is one of matrices or not."""
+
+    def found(graph: Graph, negated: bool = False) -> Element:
+        field = Field(0)
+
+        def given(value: Value) -> Callable[[np.ndarray], Element] | None:
+            if value.node == 2:
+                return None
+            return lambda at: field.integers(
+                (at + 1) * (-1 if negated and value.node else 1), "float32"
+            )
+
+        return Elements(graph, field, given).whole(Value(2))
+
+    guarded, shorter = product(op, 3, [[[0, [1, "2"]], 0, 2]]), product(op, 2, [])
+    assert same(found(guarded), found(shorter))
+    assert not same(found(product(op, 3, [])), found(shorter))
+    below_zero = same(found(guarded, True), found(shorter, True))
+    assert below_zero == (op == "reduce_sum")  # a zero is more than what is negative
 
 
 def test_the_primes_are_safe() -> None:

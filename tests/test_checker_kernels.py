@@ -330,7 +330,7 @@ def other_values(record: Any) -> None:
     """Two buffers of one size hold each other's values."""
     sizes = {b[0]: (b[1], b[2]) for b in record["buffers"]}
     temporary = {name for name, _ in record["offsets"]}
-    whole = [b for b in record["bindings"] if b[4] == ["whole", [], 0] and b[0] in temporary]
+    whole = [b for b in record["bindings"] if b[4] == ["whole"] and b[0] in temporary]
     pairs = ((a, b) for a in whole for b in whole if a[2:4] < b[2:4])
     a, b = next((a, b) for a, b in pairs if sizes[a[0]] == sizes[b[0]])
     a[2:4], b[2:4] = b[2:4], a[2:4]
@@ -342,10 +342,10 @@ def unbound(record: Any) -> None:
 
 def transposed(record: Any) -> None:
     """A value in another layout than the one that it has."""
-    found = [b for b in record["bindings"] if b[4][0] == "whole" and b[4][1]]
+    found = [b for b in record["bindings"] if b[4][0] == "layout" and not b[4][-1]]
     assert found
     for binding in found:
-        binding[4] = ["whole", [], 0]
+        binding[4] = ["whole"]
 
 
 def other_arguments(record: Any) -> None:

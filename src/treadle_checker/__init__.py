@@ -2,6 +2,7 @@
 
 reading.py      bounded readers of what a file says
 field.py        the numbers that formulas are compared with; derivatives.py: forward mode
+index.py        sums of variables, quotients and remainders: where something is read or written
 types.py        what graphs are made of, and the types that ops give; graph.py: graphs from records
 elements.py     values of a graph at some elements, or at all
 equality.py     that two graphs are equal: congruence, and cones over the field

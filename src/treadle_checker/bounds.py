@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from treadle_checker import program as ir
-from treadle_checker.program import Assign, Atom, For, Index, Library, Matmul, Statement, Value
+from treadle_checker.index import Atom, Index
+from treadle_checker.program import Assign, For, Library, Matmul, Statement, Value
 from treadle_checker.reading import Rejected
 
 COMPARISONS = ("eq", "lt", "le")

@@ -18,7 +18,7 @@ from treadle_checker.program import read_program
 from treadle_checker.reading import NotEstablished, Rejected, Unreadable, need, record, several
 from treadle_checker.types import Graph, Value
 
-FORMAT, VERSION = "treadle certificate", 2
+FORMAT, VERSION = "treadle certificate", 3
 FIRST = "apply_precision"  # the stage that is given what was traced
 NOT_CLAIMED = (
     "rounding",

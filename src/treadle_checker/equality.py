@@ -18,9 +18,8 @@ import numpy as np
 from treadle_checker.elements import Elements, Source
 from treadle_checker.field import ELEMENTWISE, Array, Element, Field, is_float, same
 from treadle_checker.reading import NotEstablished, Rejected
-from treadle_checker.types import LEAVES, Graph, Node, Type, Value, bodies_of
+from treadle_checker.types import LEAVES, Graph, Node, Type, Value, bodies_of, is_view
 
-MOVES = frozenset(["reshape", "permute", "broadcast", "slice", "flip", "stop_gradient", "cast"])
 COMMUTATIVE = frozenset(["add", "mul", "max", "min", "and", "or", "xor", "eq"])
 MOST_NODES = 300  # between two values and those that they share
 MOST_TRIES = 6  # of deeper cuts
@@ -263,7 +262,7 @@ class _Side:
 
 
 _LOGS = frozenset(["log"])
-_CHOICES = frozenset("max min reduce_max reduce_min argmax argmin sort top_k lt le".split())
+_CHOICES = frozenset("max min reduce_max reduce_min order lt le".split())
 
 
 def generic(graph: Graph, field: Field, most: int) -> Callable[[Value], Source | None]:
@@ -297,14 +296,18 @@ def index_sizes(graph: Graph) -> dict[Value, int]:
     found: dict[Value, int] = {}
     for position, node in reversed(list(enumerate(graph.nodes))):
         value, a = Value(position), node.attributes
-        if node.op in ("argmax", "argmin"):
-            found[value] = graph.type_of(node.operands[0]).shape[a["axis"]]
-        elif node.op == "gather":
-            found[node.operands[1]] = graph.type_of(node.operands[0]).shape[a["axis"]]
+        if node.op == "order":
+            found |= {
+                Value(position, k): a["length"]
+                for k, is_place in enumerate(a["places"])
+                if is_place
+            }
         elif node.op == "scatter_add":
             found[node.operands[1]] = a["size"]
-        elif value in found and (node.op in ELEMENTWISE or node.op in MOVES):
+        elif value in found and (node.op in ELEMENTWISE or is_view(node)):
             found |= {v: found[value] for v in node.operands if v not in found}
+        for name, size in (pair for r in a.get("reads", ()) for pair in r.address.data.items()):
+            found[node.operands[int(name)]] = size
     return found
 
 

@@ -234,11 +234,11 @@ class Field:
         self.ordered, self.has_logs = ordered, has_logs
         self.spent, self.limit = 0, limit
 
-    def spend(self, operations: int) -> None:
-        """Count what is computed: nobody waits longer than a limit says."""
-        self.spent += operations
-        if self.spent > self.limit:
+    def spend(self, operations: int, is_now: bool = True) -> None:
+        """Count what is computed, or will be: nobody waits longer than a limit says."""
+        if self.spent + operations > self.limit:
             raise NotEstablished(f"it takes more than {self.limit:,} operations")
+        self.spent += operations if is_now else 0
 
     def lanes(self, *xs: Element) -> list[tuple[Any, ...]]:
         return [(self.q, *(x.q for x in xs)), (self.p, *(x.p for x in xs))]
@@ -257,19 +257,12 @@ class Field:
         return Element(q, p, None, infinite)
 
     def array(self, array: Array, dtype: str) -> Element:
-        """Floats or integers exactly: a float is a whole number times a power of two."""
+        """Floats or integers exactly."""
         if not is_float(dtype):
             return plain(array.astype(numpy_of(dtype)))
-        finite = np.isfinite(array)
-        mantissa, exponent = np.frexp(np.where(finite, array, 0.0))
-        digits = np.ldexp(mantissa, 53).astype(np.int64)
-        lanes = []
-        for f in (self.q, self.p):
-            exact = digits % f.modulus * _powers_of_two(f.modulus)[exponent + 1147] % f.modulus
-            exact[~finite] = [f.number(float(v)) for v in array[~finite]]
-            lanes.append(exact)
-        infinite = np.where(np.isinf(array), np.sign(array), 0).astype(np.int64)
-        return Element(lanes[0], lanes[1], None, infinite if infinite.any() else None)
+        values, places = np.unique(array, return_inverse=True)
+        found = merged(np.stack, [self.number(v, dtype) for v in values.tolist()])
+        return found.map(lambda a: a[places])
 
     def integers(self, array: Array, dtype: str) -> Element:
         """Whole numbers as elements of any dtype."""
@@ -495,11 +488,6 @@ def _generator_powers(modulus: int) -> tuple[Array, Array]:
     """g^i for the low and g^(i · 2¹⁶) for the high half of an exponent's bits."""
     high = pow(GENERATOR, 2**16, modulus)
     return _powers(GENERATOR, 2**16, modulus), _powers(high, 2**15, modulus)
-
-
-@lru_cache(maxsize=2 * len(SAFE_PRIMES))
-def _powers_of_two(modulus: int) -> Array:
-    return np.array([pow(2, i - 1200, modulus) for i in range(2400)], np.int64)
 
 
 STRIDE = 2**10  # between the exponents of the table by which logarithms are found

@@ -6,6 +6,13 @@ text in "lines" or −1. An output is [kind, name, [node, output]]. Attributes a
 lists and objects; {"float": "inf"}, {"fraction": [n, d]}, {"array": [dtype, shape, base64]} and
 {"graph": sha256} stand for what JSON has no form for. All ops are primitives: what has a name of
 its own, as softmax has, is a call of its definition, which is a graph of the file.
+
+What moves elements is a "move": of the first operand whose guards hold, the element at a flat index
+into it, held inside it, or else a value. What sums is a "reduce_…" over further variables of
+products of what is read in the same way. Variables "0", "1", … are the result's axes, then those
+summed over, "flat" is the result's flat index, and ["data", "k", n] what operand k holds there,
+clamped below n. What sorts is an "order": of lines, whose elements are a step apart, the first ones
+and their places. Each has beside it the name of the op that it was.
 """
 
 from __future__ import annotations
@@ -20,8 +27,19 @@ import numpy as np
 
 from treadle_checker import reading
 from treadle_checker.field import DTYPES, is_float
+from treadle_checker.index import read_index
 from treadle_checker.reading import Reader, Rejected, Unreadable, among, integer, need, several
-from treadle_checker.types import LEAVES, Graph, Literal, Node, Type, Value, infer
+from treadle_checker.types import (
+    ELEMENTWISE,
+    LEAVES,
+    Graph,
+    Literal,
+    Node,
+    Read,
+    Type,
+    Value,
+    infer,
+)
 
 MOST_NODES = 2**18
 KINDS = ("result", "gradient", "capture", "metric", "weight", "update", "print")
@@ -73,43 +91,32 @@ def _literal(given: Any) -> Any:
     return Literal(array, type_)
 
 
-_WINDOW = dict.fromkeys(("axes", "sizes", "strides", "dilations"), _ints)
+_guard = reading.row(reading.pair, read_index, _int, _int)
 # How attributes are read, by their names; "body" and "backward" are graphs of the file.
 ATTRIBUTES: dict[str, Reader] = {
-    **dict.fromkeys("shape axes sizes strides dilations".split(), _ints),
-    **dict.fromkeys("starts stops low high interior".split(), _ints),
-    **dict.fromkeys("axis k batch size site blocks constants carries length".split(), _int),
-    **dict.fromkeys("reverse descending largest recompute".split(), _flag),
-    "name": _name, "spec": _name, "type": read_type, "dtype": read_dtype, "value": _literal,
-    "window": reading.record(**_WINDOW),
+    **dict.fromkeys("shape over".split(), _ints),
+    **dict.fromkeys("axis batch size site blocks constants carries length".split(), _int),
+    **dict.fromkeys("indices step asked".split(), _int),
+    **dict.fromkeys("reverse descending recompute".split(), _flag),
+    "reads": several(reading.row(Read, several(_guard, 100), read_index), 10_000),
+    "name": _name, "type": read_type, "dtype": read_dtype, "value": _literal,
+    "places": several(_flag, 2),
 }  # fmt: skip
 # The attributes of every op that a graph may have; an op that is not here is refused.
 _ATTRIBUTES_OF = {
-    "neg abs sign floor exp log sqrt rsqrt sin cos tanh erf not stop_gradient shard_sum add sub "
-    "mul div floordiv mod max min pow atan2 eq lt le and or xor where dynamic_update_slice": "",
+    " ".join([*ELEMENTWISE, "where"]): "",
     "input parameter state": "name type",
     "constant": "value type",
     "iota": "axis shape dtype",
     "cast": "dtype",
-    "reduce_sum reduce_prod reduce_max reduce_min permute flip": "axes",
-    "argmax argmin concat": "axis",
-    "cumsum": "axis reverse",
-    "sort": "axis descending",
-    "top_k": "k axis largest",
-    "reshape": "shape",
-    "broadcast": "shape axes",
-    "slice": "starts stops strides",
-    "pad": "low high interior value",
-    "dynamic_slice": "sizes",
-    "contract": "spec dtype",
-    "window": "axes sizes strides dilations",
-    "unwindow": "window shape",
-    "gather": "axis batch",
+    "move reduce_sum reduce_prod reduce_max reduce_min":
+        "name shape over reads indices value dtype",
+    "order": "name shape step length asked descending places",
     "scatter_add": "axis size batch",
     "random_bits": "site shape blocks",
     "call": "body name recompute backward",
     "scan": "body constants carries length reverse recompute",
-}
+}  # fmt: skip
 SCHEMA = {op: names.split() for ops, names in _ATTRIBUTES_OF.items() for op in ops.split()}
 _known_op = among(SCHEMA)
 

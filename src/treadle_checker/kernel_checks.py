@@ -19,8 +19,8 @@ import numpy as np
 from treadle_checker import layouts
 from treadle_checker import program as ir
 from treadle_checker.bounds import blocks_of, check_bounds
-from treadle_checker.elements import Elements, Source, unravel
-from treadle_checker.equality import MOVES, index_sizes
+from treadle_checker.elements import Elements, Source, Use, unravel
+from treadle_checker.equality import index_sizes
 from treadle_checker.field import Array, Element, Field, chosen, is_float, plain, same
 from treadle_checker.machine import Machine, Memory, undefined
 from treadle_checker.memory import check_memory, is_aliased
@@ -28,14 +28,13 @@ from treadle_checker.program import Binding, Call, For, Kernel, Layout, Program,
 from treadle_checker.races import check_races
 from treadle_checker.reading import UNEXPECTED, NotEstablished, Rejected
 from treadle_checker.sites import Site, Walk, nodes_between, value_of
-from treadle_checker.types import LEAVES, Graph, Node, Value, bodies_of, labels
+from treadle_checker.types import LEAVES, Graph, Node, Value, bodies_of, is_view
 
 COMPARED = 14  # elements of each buffer, beside those at its ends
 CHEAP, MORE = 2**17, 4  # elements up to which a kernel is compared several times
 WHOLE = 2**20  # elements that a kernel may fill before another adds to them
 TERMS = 2**20  # of partial sums that are looked at together
 INTEGERS = 50  # integers are below it where no axis says more
-BY_ORDER = frozenset(["argmax", "argmin", "sort", "top_k"])
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ def check_call(program: Program, site: Site, effort: int) -> Claim:
 def _compared(program: Program, site: Site, graph: Graph, trial: int) -> tuple[str, int]:
     """Without the laws of logarithms, and with them where there are some and it needs them."""
     between = [graph.nodes[i] for i in nodes_between(graph, site)]
-    ordered = any(node.op in BY_ORDER for node in between)
+    ordered = any(node.op == "order" for node in between)
     has_logs = any("log" in {node.op}.union(*(b.ops for b in bodies_of(node))) for node in between)
     if has_logs:
         try:
@@ -179,6 +178,7 @@ class _Comparison:
             at = self._addresses(binding, written, self.program.buffers[name].size)
             self._check_same(binding, memory[own], at)
             compared += len(at)
+        self.on.forget()
         ran = ", ".join(f"{var} {some}" for var, some in machine.picked.items())
         return f"{compared} elements; iterations {ran or 'all'}", machine.count
 
@@ -251,7 +251,8 @@ class _Comparison:
         return source
 
     def _elements_of(self, value: Value) -> Source:
-        """By flat index: of what a value is a view of, moved. An index is moved as a number."""
+        """By flat index: of what a value is a view of, moved. An index is moved as a number, so
+        that nothing of the size of a buffer is kept."""
         base = base_of(self.graph, value)
         source = self._given(base) or (lambda at: self.on.at(base, at))
         if base == value:
@@ -328,40 +329,25 @@ class _Comparison:
         every = {name: v[None, :] for name, v in variables.items()}
         every |= {name: i[:, None] for (name, _), i in zip(partial.summed, terms, strict=True)}
         held = layouts.held_by(partial.guards, every, shape)
-        element = [layouts.numbers(i, every, shape) for i in partial.element]
-        found, dtype = self._terms(node, element), node.types[0].dtype
+        element = {str(k): layouts.numbers(i, every, shape) for k, i in enumerate(partial.element)}
+        found, dtype = Use(self.on, node, np.zeros(0, np.int64)).term(element), node.types[0].dtype
         if not held.all():
             if partial.op in ("max", "min"):
                 raise NotEstablished("parts of a maximum that end before others")
             found = chosen(held, found, self.field.number(int(partial.op == "mul"), dtype))
         return self.field.reduced(partial.op, found.spread(shape), dtype)
 
-    def _terms(self, node: Node, element: list[Array]) -> Element:
-        """What a sum adds: elements of a reduction's operand, or products of a contraction's."""
-        if node.op != "contract":
-            return self._at(node.operands[0], element)
-        x, y, result = labels(node.attributes["spec"])
-        along = [*result, *(c for c in x if c not in result)]
-        axes, (left, right) = dict(zip(along, element, strict=True)), node.operands
-        a, b = self._at(left, [axes[c] for c in x]), self._at(right, [axes[c] for c in y])
-        return self.field.combined("mul", a, b, node.types[0].dtype)
-
-    def _at(self, value: Value, index: list[Array]) -> Element:
-        shape = self.graph.type_of(value).shape
-        flat = np.zeros(index[0].shape if index else (1, 1), np.int64)
-        for i, n in zip(index, shape, strict=True):
-            flat = flat * n + np.clip(i, 0, max(0, n - 1))
-        return self.on.table(value, flat)
-
 
 def base_of(graph: Graph, value: Value) -> Value:
     """What a value is a view of; itself if it is none."""
     while True:
         node = graph.nodes[value.node]
-        if node.op not in MOVES:
-            return value
-        types = graph.type_of(value), graph.type_of(node.operands[0])
-        if node.op == "cast" and not all(is_float(t.dtype) for t in types):
+        if node.op == "cast":
+            types = graph.type_of(value), graph.type_of(node.operands[0])
+            is_same = all(is_float(t.dtype) for t in types)
+        else:
+            is_same = node.op == "stop_gradient" or is_view(node)
+        if not is_same:
             return value
         value = node.operands[0]
 

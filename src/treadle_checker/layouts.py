@@ -9,8 +9,8 @@ import numpy as np
 
 from treadle_checker.elements import ravel, unravel
 from treadle_checker.field import Array
-from treadle_checker.machine import evaluate
-from treadle_checker.program import Index, Layout, Value, Whole
+from treadle_checker.index import Index
+from treadle_checker.program import Layout, Value, Whole
 from treadle_checker.reading import NotEstablished, Rejected
 from treadle_checker.types import Node, Type
 
@@ -30,18 +30,12 @@ def layout_of(content: Whole | Layout, type_: Type) -> Layout:
     """Of a whole value: a variable for every axis that is longer than 1."""
     if isinstance(content, Layout):
         return content
-    axes, shape = list(content.order or range(len(type_.shape))), type_.shape
-    if sorted(axes) != list(range(len(shape))):
-        raise Rejected(f"a layout of axes {axes} is none of {type_}")
-    if content.pitch and content.pitch < shape[-1]:
-        raise Rejected(f"rows {content.pitch} apart overlap in {type_}")
-    held = (*shape[:-1], content.pitch) if content.pitch else shape
-    terms, step = list[tuple[int, str]](), 1
-    for i in reversed(axes):
-        terms += [(step, f"axis {i}")] if shape[i] != 1 else []
-        step *= held[i]
-    variables = tuple((f"axis {i}", n) for i, n in enumerate(shape) if n != 1)
-    index = [Index(0, ((1, f"axis {i}"),) if n != 1 else ()) for i, n in enumerate(shape)]
+    names, terms, step = {i: f"axis {i}" for i, n in enumerate(type_.shape) if n != 1}, [], 1
+    for i in reversed(names):
+        terms.append((step, names[i]))
+        step *= type_.shape[i]
+    variables = tuple((name, type_.shape[i]) for i, name in names.items())
+    index = [Index(0, ((1, names[i]),) if i in names else ()) for i in range(len(type_.shape))]
     return Layout(variables, Index(0, tuple(terms)), tuple(index), ())
 
 
@@ -73,7 +67,7 @@ def variables_at(layout: Layout, at: Array) -> tuple[dict[str, Array], Array]:
 
 
 def numbers(index: Index, variables: dict[str, Array], shape: tuple[int, ...]) -> Array:
-    return np.broadcast_to(evaluate(index, variables), shape)
+    return np.broadcast_to(index.at(variables), shape)
 
 
 def held_by(
@@ -111,13 +105,9 @@ def part_addresses(node: Node, layout: Layout) -> Array:
     grid = unravel(np.arange(count), extents)
     names = dict(zip((name for name, _ in layout.variables), grid, strict=True))
     names |= {name: np.zeros(count, np.int64) for name, _ in layout.summed}
-    index = list(layout.element)
-    if node.op == "contract":
-        index = index[: len(type_.shape)]
-    elif node.op.startswith("reduce_"):
-        index = [i for k, i in enumerate(index) if k not in node.attributes["axes"]]
-    else:
+    if not node.op.startswith("reduce_"):
         raise NotEstablished(f"parts of {node.op}")
+    index = layout.element[: len(type_.shape)]
     flat = ravel([numbers(i, names, (count,)) for i in index], type_.shape, count)
     order = np.argsort(flat, kind="stable")
     each = count // max(1, type_.size)

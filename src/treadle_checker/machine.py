@@ -19,7 +19,8 @@ import numpy as np
 from treadle_checker import program as ir
 from treadle_checker.bounds import Scope, accesses_in
 from treadle_checker.field import Array, Element, Field, chosen, is_residue, numpy_of
-from treadle_checker.program import Assign, For, Index, Kernel, Matmul, Statement, Store, Value
+from treadle_checker.index import Index
+from treadle_checker.program import Assign, For, Kernel, Matmul, Statement, Store, Value
 from treadle_checker.races import conflicts, inside_grid, only_sums
 from treadle_checker.reading import NotEstablished, Rejected
 
@@ -57,9 +58,8 @@ class Memory:
             self.pages = _grown(self.pages, last + 1, -1)
         found = self.pages[numbers]
         if (found < 0).any():
-            missing = np.zeros(last + 1, bool)
-            missing[numbers[found < 0]] = True
-            for part in np.array_split(np.flatnonzero(missing), -(-missing.sum() * PAGE // CHUNK)):
+            missing = np.unique(numbers[found < 0])
+            for part in np.array_split(missing, -(-len(missing) * PAGE // CHUNK)):
                 self._add(part)
             found = self.pages[numbers]
         return found * PAGE + at % PAGE
@@ -108,36 +108,16 @@ class Memory:
 
     def written_at(self) -> Array:
         """Where something was stored, in order."""
-        numbers, rows = np.flatnonzero(self.pages >= 0), np.arange(PAGE)
-        held = self.written[(self.pages[numbers][:, None] * PAGE + rows).reshape(-1)]
-        return (numbers[:, None] * PAGE + rows).reshape(-1)[held]
+        numbers, slots = np.flatnonzero(self.pages >= 0), np.flatnonzero(self.written)
+        page_of = np.zeros(self.count, np.int64)
+        page_of[self.pages[numbers]] = numbers
+        return np.sort(page_of[slots // PAGE] * PAGE + slots % PAGE)
 
 
 def _grown(old: Array, least: int, fill: int = 0) -> Array:
     new = np.full(max(least, 2 * len(old)), fill, old.dtype)
     new[: len(old)] = old
     return new
-
-
-def evaluate(
-    index: Index, variables: Mapping[str, Array], local: Callable[[str], Array] | None = None
-) -> Array:
-    """An index, with arrays for its variables."""
-    total = np.asarray(index.offset, np.int64)
-    for factor, atom in index.terms:
-        if isinstance(atom, str):
-            found = variables[atom]
-        elif isinstance(atom.of, str):
-            assert local is not None
-            found = np.clip(local(atom.of).astype(np.int64), 0, max(0, atom.size - 1))
-        else:
-            found = evaluate(atom.of, variables, local)
-            if atom.kind == "quotient":
-                found = found // atom.size
-            elif atom.kind == "remainder":
-                found = found % atom.size
-        total = total + factor * found
-    return total
 
 
 class Machine:
@@ -374,7 +354,7 @@ class Machine:
     # Values
 
     def index(self, index: Index) -> Array:
-        return evaluate(index, self.variables, lambda name: self.locals[name][0].p)
+        return index.at(self.variables, lambda name: self.locals[name][0].p)
 
     def value(self, value: Value) -> Element:
         field = self.field

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from treadle_checker import reading
 from treadle_checker.field import DTYPES
+from treadle_checker.index import Index, read_index
 from treadle_checker.reading import (
     Reader,
     Unreadable,
@@ -24,6 +25,7 @@ from treadle_checker.reading import (
     several,
 )
 
+NO_INDEX = Index(0)
 SHARED_OUT = ("group", "subgroup")
 SIDE_BY_SIDE = ("parallel", "grid", *SHARED_OUT, "vector")
 SUMS = ("add", "mul", "max", "min")
@@ -34,41 +36,7 @@ def size_of(dtype: str) -> int:
     return max(1, DTYPES[dtype] // 8)
 
 
-# Indices and values
-
-
-@dataclass(frozen=True, slots=True)
-class Index:
-    """offset + Σ factor · atom. An atom that is text is a loop's variable."""
-
-    offset: int
-    terms: tuple[tuple[int, str | Atom], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Atom:
-    """What is no variable: a "quotient" or "remainder" by `size`; an index that a guard holds below
-    it ("bounded"), a local that is clamped below it ("data"), or any number below it ("block")."""
-
-    kind: str
-    of: Index | str
-    size: int
-
-
-def _atom(given: Any) -> Any:
-    if isinstance(given, str):
-        return _name(given)
-    known = among(["data", "bounded", "quotient", "remainder"])
-    is_data = isinstance(given, list) and given[:1] == ["data"]
-    found = reading.row(Atom, known, _name if is_data else _index, integer())(given)
-    need(found.size or found.kind == "bounded", found.size, "something to divide by")
-    return found
-
-
-def _index(given: Any) -> Any:
-    """[offset, [factor, atom], …]."""
-    need(isinstance(given, list) and 0 < len(given) <= 100, given, "an index")
-    return Index(_signed(given[0]), several(reading.row(reading.pair, _signed, _atom))(given[1:]))
+# Values
 
 
 def _number(given: Any) -> int | float | Fraction:
@@ -93,7 +61,7 @@ class Value:
     kind: str
     dtype: str = "bool"
     name: str = ""
-    index: Index = Index(0)
+    index: Index = NO_INDEX
     low: int = 0
     high: int = 0
     number: int | float | Fraction = 0
@@ -102,7 +70,7 @@ class Value:
 
 _dtype = among(DTYPES)
 _PARTS: dict[str, Reader] = {
-    "dtype": _dtype, "name": _name, "index": _index, "low": _signed, "high": _signed,
+    "dtype": _dtype, "name": _name, "index": read_index, "low": _signed, "high": _signed,
     "number": _number,
 }  # fmt: skip
 # What follows the kind, and how many operands follow that; −1 is any number of them.
@@ -127,11 +95,10 @@ def _value(given: Any) -> Value:
 Signed = Annotated[int, _signed]
 Some = Annotated[int, integer(1)]
 Dtype = Annotated[str, _dtype]
-At = Annotated[Index, _index]
+At = Annotated[Index, read_index]
 Scalar = Annotated[Value, _value]
 Names = Annotated[tuple[str, ...], several(_name)]
 _named = reading.row(reading.pair, _name, integer())
-Counts = Annotated[tuple[int, ...], several(integer())]
 Variables = Annotated[tuple[tuple[str, int], ...], several(_named)]
 
 
@@ -157,7 +124,7 @@ class For:
     var: str
     extent: Annotated[int, integer(0, 2**40)]
     role: Annotated[str, among([*SIDE_BY_SIDE, "sequential"])]
-    stop: Annotated[Index | None, maybe(_index)]
+    stop: Annotated[Index | None, maybe(read_index)]
     lanes: Annotated[int, integer(1, 1024)]
     body: Annotated[tuple[Statement, ...], _body]
 
@@ -252,7 +219,7 @@ class Layout:
 
     variables: Variables
     address: At
-    element: Annotated[tuple[Index, ...], several(_index, 100)]
+    element: Annotated[tuple[Index, ...], several(read_index, 100)]
     guards: Annotated[tuple[Value, ...], several(_value, 100)]
     summed: Variables = ()
     op: Annotated[str, among(["", *SUMS, "spread"])] = ""  # spread: squares around the mean
@@ -260,10 +227,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """All elements in order, of axes in the order of memory; rows begin `pitch` apart."""
-
-    order: Counts = ()
-    pitch: int = 0
+    """All elements in order."""
 
 
 @dataclass(frozen=True, slots=True)

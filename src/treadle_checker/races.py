@@ -14,7 +14,8 @@ from itertools import product
 
 from treadle_checker import program as ir
 from treadle_checker.bounds import Access, Scope, accesses_in, accesses_of
-from treadle_checker.program import Assign, Atom, Barrier, For, Index, Kernel, Library, Statement
+from treadle_checker.index import Atom, Index
+from treadle_checker.program import Assign, Barrier, For, Kernel, Library, Statement
 from treadle_checker.reading import Rejected
 
 AnyAtom = str | Atom
@@ -257,13 +258,7 @@ def only_sums(loop: For) -> bool:
 def _locals_read(s: Statement) -> set[str]:
     every = list(ir.values_of(s))
     indices = [v.index for v in every] + ([s.index] if isinstance(s, ir.Store) else [])
-    return {v.name for v in every if v.kind == "local"}.union(*map(_data_in, indices))
-
-
-def _data_in(index: Index) -> set[str]:
-    atoms = [atom for _, atom in index.terms if isinstance(atom, Atom)]
-    found = ({atom.of} if isinstance(atom.of, str) else _data_in(atom.of) for atom in atoms)
-    return set[str]().union(*found)
+    return {v.name for v in every if v.kind == "local"}.union(*(i.data for i in indices))
 
 
 class _Threads:

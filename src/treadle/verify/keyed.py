@@ -81,9 +81,7 @@ class Memory:
         numbers = at >> _SHIFT
         found = self.pages[numbers]
         if (found < 0).any():
-            missing = np.zeros(len(self.pages), bool)
-            missing[numbers[found < 0]] = True
-            self._add(np.flatnonzero(missing))
+            self._add(np.unique(numbers[found < 0]))
             found = self.pages[numbers]
         return (found << _SHIFT) | (at & (PAGE - 1))
 
@@ -137,7 +135,7 @@ class Memory:
 
     def written_at(self) -> Array:
         """Where something was stored, in order."""
-        numbers = np.flatnonzero(self.pages >= 0)
-        at = (numbers[:, None] * PAGE + np.arange(PAGE)).reshape(-1)
-        held = self.written[(self.pages[numbers][:, None] * PAGE + np.arange(PAGE)).reshape(-1)]
-        return np.asarray(at[held])
+        numbers, slots = np.flatnonzero(self.pages >= 0), self.written[: self.count * PAGE]
+        slots, page_of = np.flatnonzero(slots), np.zeros(self.count, np.int64)
+        page_of[self.pages[numbers]] = numbers
+        return np.sort(page_of[slots >> _SHIFT] * PAGE + (slots & (PAGE - 1)))

@@ -112,6 +112,7 @@ class Machine:
     # Statements
 
     def statement(self, s: Statement) -> None:
+        self.count += 1  # it takes time however few its elements are
         match s:
             case For():
                 self.loop(s)

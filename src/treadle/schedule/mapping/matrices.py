@@ -22,12 +22,11 @@ HALF, WORD = 2, 4  # bytes of an operand, and of a sum
 # many products a multiprocessor of an H200 sums up in a cycle. Workgroups of 256 threads with 128
 # sums each have one for themselves: gradients of weights with a depth of 8,192 at 229 TFLOP/s, a
 # tenth of it waste. Of smaller ones several share it; theirs are rates of whole products with
-# 8,192 rows, at 122 TFLOP/s for 128 x 128, and all that is around them is in there. 192 x 192 was
-# chosen because three of them are 576 columns; its rate is a guess.
+# 8,192 rows, at 79 TFLOP/s for 128 x 128, and all that is around them is in there.
 TILES = (
-    (128, 256, 64, 64, 548), (256, 128, 64, 64, 548), (192, 192, 64, 64, 450),
-    (128, 128, 64, 64, 271), (128, 96, 64, 48, 215), (96, 128, 48, 64, 300),
-    (128, 64, 64, 32, 300), (64, 128, 32, 64, 230), (64, 64, 32, 32, 245),
+    (128, 256, 64, 64, 548), (256, 128, 64, 64, 548), (128, 128, 64, 64, 170),
+    (128, 96, 64, 48, 142), (96, 128, 48, 64, 90), (128, 64, 64, 32, 207),
+    (64, 128, 32, 64, 80), (64, 64, 32, 32, 101),
 )  # fmt: skip
 # Cycles that an element of a tile takes after its products, and a tile before them, where nothing
 # else runs meanwhile: a depth of 576 took 46,600 cycles a tile, of which 34,400 are its products.

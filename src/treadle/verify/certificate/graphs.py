@@ -1,6 +1,7 @@
 """Graphs as records: what `treadle_checker.graph` reads. Bodies are records of their own.
 
-A composite is recorded as a call of its definition, so that a file says everything in primitives.
+A composite is recorded as a call of its definition, and an op that moves or sums elements by what
+it reads (`reads.py`), so that a file says everything in few primitives.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -17,10 +19,11 @@ from typing import Any
 from treadle.base.dtypes import DType
 from treadle.base.origin import Origin
 from treadle.ir.composites import DEFINITIONS, definition_graph
-from treadle.ir.graph import Graph, Node
+from treadle.ir.graph import Graph, Node, Value
 from treadle.ir.literal import ArrayLiteral
 from treadle.ir.op import Attributes, Op
 from treadle.ir.types import TensorType
+from treadle.verify.certificate.reads import ORDERS, is_read, order_record, reads_of
 
 
 class Records:
@@ -56,30 +59,44 @@ def graph_record(graph: Graph, records: Records) -> dict[str, Any]:
         key = node.op, node.attributes, types
         if key not in known:
             known[key] = use_record(node.op, node.attributes, types, records)
-        op, attributes = known[key]
+        op, attributes, order = known[key]
         line = origins.get(node.origin)
         if line is None:
             line = lines.setdefault(str(node.origin), len(lines))
             origins[node.origin] = line
-        operands = [list(v) for v in node.operands]
+        operands = [list(v) for v in ordered(node, order)]
         nodes.append([op, attributes, operands, [type_record(t) for t in node.types], line])
     outputs = [[o.kind.value, o.name, list(o.value)] for o in graph.outputs]
     return {"name": graph.name, "lines": list(lines), "nodes": nodes, "outputs": outputs}
 
 
 def operand_types(graph: Graph, node: Node) -> tuple[TensorType, ...]:
-    """Those on which a composite's definition depends."""
-    return tuple([graph.type_of(v) for v in node.operands]) if node.op in DEFINITIONS else ()
+    """Those on which the record of a use depends; of elementwise ops none does."""
+    if node.op not in DEFINITIONS and node.op not in ORDERS and not is_read(node.op):
+        return ()
+    return tuple([graph.type_of(v) for v in node.operands])
 
 
 def use_record(
     op: Op, attributes: Attributes, operands: tuple[TensorType, ...], records: Records
-) -> tuple[str, dict[str, Any]]:
-    """The name and the attributes of an op's use."""
-    if op not in DEFINITIONS:
-        return op.name, attributes_record(attributes, records)
-    body = {"graph": records.graph(definition_graph(op, attributes, operands))}
-    return "call", {"body": body, "name": op.name, "recompute": False, "backward": None}
+) -> tuple[str, dict[str, Any], Sequence[int] | None]:
+    """The name and the attributes of an op's use, and which operands it has, if not its own."""
+    if op in DEFINITIONS:
+        body = {"graph": records.graph(definition_graph(op, attributes, operands))}
+        called = {"body": body, "name": op.name, "recompute": False, "backward": None}
+        return "call", called, None
+    if op in ORDERS:
+        return "order", order_record(op, attributes, operands[0]), None
+    if not is_read(op):
+        return op.name, attributes_record(attributes, records), None
+    form = reads_of(op, attributes, operands)
+    dtype = getattr(attributes, "dtype", operands[form.operands[0]].dtype)
+    told = form.record(op.name, dtype.name, number_record(form.value))
+    return form.op, told, form.operands
+
+
+def ordered(node: Node, order: Sequence[int] | None) -> Sequence[Value]:
+    return node.operands if order is None else [node.operands[i] for i in order]
 
 
 def type_record(type_: TensorType) -> list[Any]:

@@ -7,13 +7,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import assert_never
 
+from treadle.base.shapes import Shape
+from treadle.ir.graph import Graph, Node
 from treadle.ir.literal import Number
+from treadle.ir.ops.reductions import Reduce
 from treadle.kernel.bindings import Binding, Content, Copy, Elements, Partial, Whole, Work
 from treadle.kernel.geometry import Geometry, Scattered, Tiled
-from treadle.kernel.index import Bounded, Data, Index, Quotient, Remainder, Var
+from treadle.kernel.index import (
+    Bounded,
+    Data,
+    Index,
+    Quotient,
+    Remainder,
+    Var,
+    constant,
+    variable,
+)
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -48,7 +61,7 @@ Record = dict[str, object]
 
 def program_record(program: Program, plan: BufferPlan) -> Record:
     """Everything that a checker needs beside the graphs that the bindings name."""
-    kernels = program.distinct()
+    kernels, graphs = program.distinct(), dict(program.bindings.graphs)
     numbers = {id(kernel): i for i, kernel in enumerate(kernels)}
     return {
         "kernels": [kernel_record(kernel) for kernel in kernels],
@@ -58,7 +71,7 @@ def program_record(program: Program, plan: BufferPlan) -> Record:
         "updated": list(program.updated),
         "outputs": [[o.name, list(o.value), buffer] for o, buffer, _ in program.outputs],
         "steps": [_step(step, numbers) for step in program.steps],
-        "bindings": [_binding(b) for b in program.bindings.every],
+        "bindings": [_binding(b, graphs[b.scope]) for b in program.bindings.every],
         "arena": plan.size,
         "offsets": [[name, at] for name, at in plan.offsets.items()],
     }
@@ -86,22 +99,48 @@ def _buffer(b: Buffer) -> list[object]:
 # What buffers hold
 
 
-def _binding(b: Binding) -> list[object]:
-    return [b.buffer, b.scope, b.value.node, b.value.output, _content(b.content)]
+def _binding(b: Binding, graph: Graph) -> list[object]:
+    content = _content(b.content, graph.nodes[b.value.node], b.value.output)
+    return [b.buffer, b.scope, b.value.node, b.value.output, content]
 
 
-def _content(content: Content) -> list[object]:
+def _content(content: Content, node: Node, output: int) -> list[object]:
     match content:
+        case Whole((), 0):
+            return ["whole"]
         case Whole(order, pitch):
-            return ["whole", list(order), pitch]
+            elements = _in_memory(node.types[output].shape, order, pitch)
+            return ["layout", *_elements(elements), [], ""]
         case Copy(elements):
             return ["layout", *_elements(elements), [], ""]
         case Partial(elements, summed, op):
-            return ["layout", *_elements(elements), _variables(summed), op]
+            terms = replace(elements, element=_result_first(elements.element, node))
+            return ["layout", *_elements(terms), _variables(summed), op]
         case Work(purpose):
             return ["work", purpose]
         case _:
             assert_never(content)
+
+
+def _in_memory(shape: Shape, order: Shape, pitch: int) -> Elements:
+    """All elements of a value, of axes in an order; rows begin a pitch apart."""
+    held, step = (*shape[:-1], pitch) if pitch else shape, 1
+    variables = {i: Var(f"axis {i}", n) for i, n in enumerate(shape) if n != 1}
+    address = constant(0)
+    for i in reversed(order or range(len(shape))):
+        address = address + variable(variables[i]) * step if i in variables else address
+        step *= held[i]
+    index = [variable(variables[i]) if i in variables else constant(0) for i in range(len(shape))]
+    return Elements(tuple(variables.values()), address, tuple(index))
+
+
+def _result_first(element: tuple[Index, ...], node: Node) -> tuple[Index, ...]:
+    """Indices of a sum's terms as a product has them: along the result, then along its depth."""
+    if not isinstance(node.attributes, Reduce):
+        return element
+    summed = node.attributes.axes
+    kept = [index for i, index in enumerate(element) if i not in summed]
+    return (*kept, *(element[i] for i in summed))
 
 
 def _elements(e: Elements) -> list[object]:

@@ -10,7 +10,7 @@ from treadle.base.errors import GraphError
 from treadle.base.origin import Origin
 from treadle.ir.graph import Graph
 from treadle.kernel.evidence import Passage, Relation
-from treadle.verify.certificate.graphs import Records, operand_types, use_record
+from treadle.verify.certificate.graphs import Records, operand_types, ordered, use_record
 from treadle_checker.equality import Effort, check_related
 from treadle_checker.graph import SCHEMA, key_of, read_attributes
 from treadle_checker.reading import NotEstablished, Rejected
@@ -51,7 +51,7 @@ class _Graphs:
 
     def __init__(self) -> None:
         self.records = Records()
-        self.uses: dict[Any, tuple[str, Any, str]] = {}
+        self.uses: dict[Any, tuple[str, Any, str, Sequence[int] | None]] = {}
         self.graphs: dict[str, Known] = {}
         self.lines: dict[Origin | None, str] = {None: ""}
 
@@ -62,7 +62,7 @@ class _Graphs:
             use = node.op, node.attributes, operand_types(graph, node)
             if use not in self.uses:
                 self.uses[use] = self._use(*use)
-            op, attributes, key = self.uses[use]
+            op, attributes, key, order = self.uses[use]
             if node.origin not in self.lines:
                 self.lines[node.origin] = str(node.origin)
             for t in node.types:
@@ -72,7 +72,7 @@ class _Graphs:
                 Node(
                     op,
                     attributes,
-                    tuple([Value(*v) for v in node.operands]),
+                    tuple([Value(*v) for v in ordered(node, order)]),
                     tuple([types[t] for t in node.types]),
                     self.lines[node.origin],
                     key,
@@ -81,11 +81,13 @@ class _Graphs:
         outputs = tuple((o.kind.value, o.name, Value(*o.value)) for o in graph.outputs)
         return Known(tuple(nodes), outputs, graph.name, str(hash(graph)))
 
-    def _use(self, op: Any, attributes: Any, operands: Any) -> tuple[str, Any, str]:
-        name, raw = use_record(op, attributes, operands, self.records)
+    def _use(
+        self, op: Any, attributes: Any, operands: Any
+    ) -> tuple[str, Any, str, Sequence[int] | None]:
+        name, raw, order = use_record(op, attributes, operands, self.records)
         if name not in SCHEMA:  # one that somebody added
             raise NotEstablished(f"the checker does not know the op {name}")
-        return name, read_attributes(name, raw, self._body), key_of(name, raw)
+        return name, read_attributes(name, raw, self._body), key_of(name, raw), order
 
     def _body(self, name: str) -> Known:
         if name not in self.graphs:

@@ -1,0 +1,91 @@
+"""Indices: sums of variables, of quotients and remainders, and of what is data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from treadle_checker import reading
+from treadle_checker.reading import among, integer, need, several
+
+Array = Any  # numpy.ndarray
+Local = Callable[[str], Array]  # what is data, by its name
+_name, _signed = reading.text(), integer(-(2**60))
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """offset + Σ factor · atom. An atom that is text is a variable."""
+
+    offset: int
+    terms: tuple[tuple[int, str | Atom], ...] = ()
+
+    def at(self, variables: Mapping[str, Array], local: Local | None = None) -> Array:
+        """Its value, with arrays for variables."""
+        total = np.asarray(self.offset, np.int64)
+        for factor, atom in self.terms:
+            found = variables[atom] if isinstance(atom, str) else atom.at(variables, local)
+            total = total + factor * found
+        return total
+
+    @property
+    def names(self) -> set[str]:
+        """Its variables."""
+        found: set[str] = set()
+        for _, atom in self.terms:
+            if isinstance(atom, str):
+                found.add(atom)
+            elif isinstance(atom.of, Index):
+                found |= atom.of.names
+        return found
+
+    @property
+    def data(self) -> dict[str, int]:
+        """What is data in it, by name, and below which number it is clamped."""
+        found: dict[str, int] = {}
+        for _, atom in self.terms:
+            if isinstance(atom, Atom):
+                found |= {atom.of: atom.size} if isinstance(atom.of, str) else atom.of.data
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """What is no variable: a "quotient" or "remainder" by `size`; an index that a guard holds below
+    it ("bounded"), a local that is clamped below it ("data"), or any number below it ("block")."""
+
+    kind: str
+    of: Index | str
+    size: int
+
+    def at(self, variables: Mapping[str, Array], local: Local | None) -> Array:
+        if isinstance(self.of, str):
+            assert local is not None
+            return np.clip(local(self.of).astype(np.int64), 0, max(0, self.size - 1))
+        found = self.of.at(variables, local)
+        match self.kind:
+            case "quotient":
+                return found // self.size
+            case "remainder":
+                return found % self.size
+        return found
+
+
+def _read_atom(given: Any) -> Any:
+    if isinstance(given, str):
+        return _name(given)
+    known = among(["data", "bounded", "quotient", "remainder"])
+    is_data = isinstance(given, list) and given[:1] == ["data"]
+    found = reading.row(Atom, known, _name if is_data else read_index, integer())(given)
+    need(found.size or found.kind == "bounded", found.size, "something to divide by")
+    return found
+
+
+def read_index(given: Any) -> Any:
+    """[offset, [factor, atom], …]."""
+    need(isinstance(given, list) and 0 < len(given) <= 100, given, "an index")
+    terms = several(reading.row(reading.pair, _signed, _read_atom))
+    return Index(_signed(given[0]), terms(given[1:]))
