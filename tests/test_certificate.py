@@ -485,3 +485,16 @@ def code_lines(path: Path) -> int:
 
 def test_the_checker_can_be_read() -> None:
     assert sum(map(code_lines, checker_modules())) <= 5000
+
+
+def test_integers_of_numpy_and_sizes_of_tensors_are_recorded_as_integers() -> None:
+    """Attributes keep what they were given; graphs are compared as a file would have them."""
+    two = np.int64(2)
+
+    def written_out(x):
+        rows = td.flip(x[two:], two - 2).reshape(x[two:].size).reshape(two, 6)
+        weights = td.exp(td.pad(rows, ((0, two), (0, 0))))
+        return td.topk(weights / weights.sum(-1, keepdims=True), two)[0]
+
+    program = td.compile(written_out, td.Spec((4, 6)), device="cpu")
+    assert [found.name for found in program.report.recognised] == ["softmax"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from treadle.base.shapes import Shape
@@ -42,9 +43,17 @@ class Reads:
     def record(self, name: str, dtype: str, value: Any) -> dict[str, Any]:
         reads = [[[list(g) for g in guards], address] for guards, address in self.reads]
         return {
-            "name": name, "shape": list(self.shape), "over": list(self.over), "reads": reads,
-            "indices": self.indices, "value": value, "dtype": dtype,
+            "name": name, "shape": plain(list(self.shape)), "over": plain(list(self.over)),
+            "reads": plain(reads), "indices": self.indices, "value": value, "dtype": dtype,
         }  # fmt: skip
+
+
+def plain(record: Any) -> Any:
+    """Lists with integers as a file has them: attributes may have NumPy's, or a tensor's size."""
+    if isinstance(record, list):
+        return [plain(part) for part in record]
+    is_integer = isinstance(record, Integral) and not isinstance(record, bool)
+    return int(record) if is_integer else record
 
 
 def var(axis: int, factor: int = 1, offset: int = 0) -> Index:
@@ -238,7 +247,7 @@ def order_record(op: Op, a: Any, x: TensorType) -> dict[str, Any]:
     kept = [] if is_arg else [asked]
     is_down = getattr(a, "descending", getattr(a, "largest", op is reductions.ARGMAX))
     return {
-        "name": op.name, "shape": [*x.shape[: a.axis], *kept, *x.shape[a.axis + 1 :]],
-        "step": step, "length": length, "asked": asked, "descending": is_down,
+        "name": op.name, "shape": plain([*x.shape[: a.axis], *kept, *x.shape[a.axis + 1 :]]),
+        "step": int(step), "length": int(length), "asked": int(asked), "descending": is_down,
         "places": [True] if is_arg else [False, True],
     }  # fmt: skip
