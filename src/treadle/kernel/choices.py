@@ -45,6 +45,7 @@ GPU_CHOICES = (
     # Library or own kernel, and equal matmuls of layers in batches or one by one.
     Choice("matmuls.flops_for_library", (1 << 12, 1 << 22)),
     Choice("matmuls.busy_tiles", (0, 2048)),
+    Choice("matmuls.finished_blocks", (132, 1 << 30)),
     # Column sums within the kernel that makes the rows, or in one of their own.
     Choice("fuses_column_sums", (False,)),
     Choice("mapping.threads", (128, 512)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from treadle.kernel.index import Var
 
@@ -111,7 +112,89 @@ class Scattered:
         return f"blocks own {self.rows} rows of a scattered sum"
 
 
-Template = Tiled | Scattered
+@dataclass(frozen=True, slots=True)
+class Warpgroups:
+    """A template: two groups of four warps multiply tiles of narrow floats, others finish them.
+
+    What follows a product, element by element, is done by other warps while the next tile is
+    multiplied. The kernel's loops say what is computed: rows, or parts of rows whose columns are
+    summed, and the rows of a part; columns; the depth.
+    """
+
+    outer: Var  # rows of the result, or parts of them
+    inner: Var | None  # rows of a part
+    column: Var
+    depth: Var
+    rounded: str  # the local that is the product as it would be stored
+    sums: int = 0  # of columns
+
+    ROWS: ClassVar[int] = 128  # of a tile
+    COLUMNS: ClassVar[int] = 256
+    # Elements of the depth that are multiplied at a time, how many such parts are in shared memory,
+    # and elements of a line where lines lie across the depth: lines have 64 or 128 bytes.
+    DEPTH: ClassVar[int] = 32
+    STAGES: ClassVar[int] = 6
+    ACROSS: ClassVar[int] = 64
+    THREADS: ClassVar[int] = 512
+    FINISHING: ClassVar[int] = 7  # warps that finish tiles; one more copies, eight multiply
+    AT_ONCE: ClassVar[int] = 4  # rows of a tile that such a warp reads before it computes the first
+    LANES: ClassVar[int] = 8  # columns of its threads: a row of the tile is a warp's
+    # Bytes of shared memory: of a part of the depth, of a row of the tile with a pad that moves the
+    # next one to other banks, and of the sums of columns that all warps have.
+    STAGE: ClassVar[int] = (ROWS + COLUMNS) * DEPTH * 2
+    LINE: ClassVar[int] = COLUMNS * 2 + 16
+    SUM: ClassVar[int] = FINISHING * COLUMNS * 4
+    BARRIERS: ClassVar[int] = 8 * (2 * STAGES + 4)
+
+    def __str__(self) -> str:
+        return f"tiles of {self.ROWS} by {self.COLUMNS} by warpgroups"
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        within = 1 if self.inner is None else self.inner.extent
+        return self.outer.extent * within, self.column.extent, self.depth.extent
+
+    @property
+    def together(self) -> int:
+        """Tiles below each other that a block computes one after the other: those of a part."""
+        return 1 if self.inner is None else self.inner.extent // self.ROWS
+
+    @property
+    def tile_at(self) -> int:
+        """Where the rounded tile starts in shared memory, behind parts of the depth."""
+        return self.STAGES * self.STAGE
+
+    @property
+    def sums_at(self) -> int:
+        return self.tile_at + self.ROWS * self.LINE
+
+    @property
+    def barriers_at(self) -> int:
+        return self.sums_at + self.sums * self.SUM
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a block."""
+        return self.barriers_at + self.BARRIERS
+
+    @property
+    def pieces(self) -> tuple[int, int]:
+        """Pieces of work below and beside each other: tiles, or those of a part."""
+        m, n, _ = self.sizes
+        return -(-m // (self.ROWS * self.together)), -(-n // self.COLUMNS)
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that copy the right operand for each other: two have pieces below each other."""
+        return 1 if self.pieces[0] % 2 else 2
+
+    @property
+    def blocks(self) -> int:
+        """Pieces of work; blocks that a device has take them in turn."""
+        return math.prod(self.pieces)
+
+
+Template = Tiled | Scattered | Warpgroups
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,19 @@ class LibraryLaunch:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A matrix in an argument of a call that is copied to shared memory box by box."""
+
+    argument: int
+    dtype: str
+    start: int  # its first element
+    inner: int  # elements of a line, and lines
+    outer: int
+    pitch: int  # elements from one line to the next
+    box: tuple[int, int]  # elements of a line and lines that are copied at once
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """An entry's grid and block; `calls` is how many calls one launch takes at most."""
 
@@ -79,6 +92,7 @@ class Launch:
     calls: int = 1
     matmul: MatmulCall | None = None
     called: LibraryLaunch | None = None
+    maps: tuple[TensorMap, ...] = ()  # before the pointers; blocks then take their work in turn
 
 
 @dataclass(frozen=True, slots=True)

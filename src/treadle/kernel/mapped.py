@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from treadle.base.dtypes import DType
 from treadle.kernel.access import accesses, names_in
 from treadle.kernel.cost import padded
-from treadle.kernel.geometry import Geometry, Scattered, Tiled
+from treadle.kernel.geometry import Geometry, Scattered, Tiled, Warpgroups
 from treadle.kernel.index import Var
 from treadle.kernel.nodes import (
     Accumulate,
@@ -107,6 +107,8 @@ def shared_bytes(kernel: Kernel) -> int:
             return tiled.elements * tiled_dtype(kernel).itemsize
         case Scattered() as scattered:
             return scatter_bytes(kernel, scattered, geometry.threads // geometry.warp)
+        case Warpgroups() as warpgroups:
+            return warpgroups.shared
         case _:
             return geometry.groups * group_bytes(kernel)
 

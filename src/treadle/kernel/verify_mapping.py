@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from treadle.base.errors import GraphError
 from treadle.kernel.access import accesses
-from treadle.kernel.geometry import Combine, Geometry, Tiled
+from treadle.kernel.geometry import Combine, Geometry, Tiled, Warpgroups
 from treadle.kernel.index import variable
 from treadle.kernel.mapped import (
     SHARED_OUT,
@@ -96,6 +96,8 @@ class _Mapped:
             raise self.wrong(f"a block needs {used} bytes of shared memory, and has {limit}")
         if isinstance(geometry.template, Tiled):
             self.tile(geometry.template)
+        if isinstance(geometry.template, Warpgroups):
+            self.warpgroups(geometry.template)
 
     def tile(self, tiled: Tiled) -> None:
         """Threads cover the tile, and the template's loops are the kernel's."""
@@ -105,6 +107,17 @@ class _Mapped:
         loops = {*tiled.batch, *tiled.rows, *tiled.columns}
         if loops != set(self.grid.variables) or math.prod(tiled.sizes[:3]) != self.grid.count:
             raise self.wrong("the loops of a tile are not those of the grid")
+
+    def warpgroups(self, template: Warpgroups) -> None:
+        """The template's loops are the kernel's, and parts of rows are whole tiles."""
+        loops = {template.outer, template.column}
+        if loops != set(self.grid.variables) or self.geometry.threads != template.THREADS:
+            raise self.wrong("the loops of warpgroups are not those of the grid")
+        inner = template.inner
+        if inner is not None and inner.extent % template.ROWS:
+            raise self.wrong(f"{inner.extent} rows of a part are no tiles")
+        if template.column.extent % template.LANES:
+            raise self.wrong(f"{template.column.extent} columns are no packs")
 
     # Roles and spaces
 

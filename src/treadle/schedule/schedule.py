@@ -16,6 +16,7 @@ from treadle.schedule import roots as roots
 from treadle.schedule import scans as scans
 from treadle.schedule import sums as sums
 from treadle.schedule.batched import batch_matmuls
+from treadle.schedule.epilogues import fuse_epilogues
 from treadle.schedule.lower import lower
 from treadle.schedule.mapping.program import map_to
 
@@ -39,6 +40,7 @@ def mapped(program: Program, fuse: bool, target: Target, most: int | None = None
     """What was lowered, as its target runs it. Equal matmuls wait for each other within `most`."""
     if fuse and target.matmuls.busy_tiles:
         program = batch_matmuls(program, target.matmuls, most)
+        program = fuse_epilogues(program, target.matmuls)
     program = check_phases(program)
     program.bindings.check(b.name for b in program.buffers)
     return check_filled(program if target.mapping is None else map_to(program, target))

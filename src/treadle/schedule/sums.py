@@ -13,6 +13,7 @@ from treadle.kernel.access import loads_of
 from treadle.kernel.arithmetic import identity
 from treadle.kernel.bindings import SURE_SPREAD, Elements, Partial
 from treadle.kernel.contraction import size
+from treadle.kernel.geometry import Warpgroups
 from treadle.kernel.index import Index, Var, constant, substitute
 from treadle.kernel.nodes import (
     Accumulate,
@@ -96,7 +97,8 @@ class _Reduction:
         has_moments = walk.is_by_columns and self.op == "add"
         has_moments = has_moments and (pair is not None or value in self.lowering.spread_sums)
         wanted = self._parts(walk, size(loops.others), x in self.lowering.images)
-        wanted = min(wanted, size(loops.inner) // sizes.least_part, sizes.most_parts)
+        wanted = min(wanted, size(loops.inner) // self._least_part(walk, size(loops.others)))
+        wanted = min(wanted, sizes.most_parts)
         split = for_threads(loops, wanted, has_moments, 1 if walk.is_by_columns else sizes.pack)
         if has_moments:
             return [self._spread(split, *pair)] if pair else self._sums_and_spreads(split)
@@ -120,6 +122,14 @@ class _Reduction:
         if is_image:
             return sizes.image_threads // columns
         return sizes.threads // columns // (2 if columns <= sizes.few_columns else 1)
+
+    def _least_part(self, walk: Walk, columns: int) -> int:
+        """Elements of a part: rows of a tile, where sums may follow a matmul's elements."""
+        target = self.lowering.target
+        is_finished = target.matmuls.finishes and walk.is_by_columns
+        if is_finished and columns > target.reductions.few_columns:
+            return Warpgroups.ROWS
+        return target.reductions.least_part
 
     def at_once(self, loops: Loops) -> Kernel:
         return self._result(loops, *self._accumulated(loops))

@@ -32,7 +32,7 @@ from treadle.runtime.cuda.chain import CudaChain
 from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.compiler import Compiling, compiler_version
 from treadle.runtime.cuda.conv import NoLibraryCallError
-from treadle.runtime.cuda.device import FLOAT8_CHIP, device, why_not
+from treadle.runtime.cuda.device import FLOAT8_CHIP, WARPGROUP_CHIP, device, why_not
 from treadle.runtime.cuda.dnn import dnn_version, has_dnn
 from treadle.runtime.cuda.profile import ceilings
 from treadle.runtime.cuda.program import CudaProgram
@@ -74,6 +74,7 @@ class CudaToolchain:
                 matmuls,
                 has_float8=device().chip >= FLOAT8_CHIP and FLOAT8 not in refused,
                 scales_float8=FLOAT8_EPILOGUE not in refused,
+                finishes=device().chip == WARPGROUP_CHIP,
             )
         found = replace(
             targets.GPU,

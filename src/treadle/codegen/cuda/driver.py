@@ -11,12 +11,14 @@ from treadle.codegen.cuda.prelude import PRELUDE
 from treadle.codegen.cuda.render import Writer
 from treadle.codegen.cuda.scatter import scatter_lines
 from treadle.codegen.cuda.tiles import tiled_lines
-from treadle.kernel.geometry import Scattered, Tiled
+from treadle.codegen.cuda.warpgroups import WARPGROUPS, warpgroup_lines
+from treadle.kernel.geometry import Scattered, Tiled, Warpgroups
 from treadle.kernel.launch import CooperativeLaunch, Launch, call_of, matmul_call_of
 from treadle.kernel.mapped import blocks_of, geometry_of, shared_bytes
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Program
 from treadle.kernel.target import GPU
+from treadle.kernel.warpgroups import maps_of, template_of
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ def render_program(program: Program) -> CudaSource:
         else:
             threads, calls = geometry_of(kernel).threads, geometry_of(kernel).calls
             shared = shared_bytes(kernel)
-            launches.append(Launch(symbol, blocks_of(kernel), threads, shared, calls))
+            maps, blocks = maps_of(kernel), blocks_of(kernel)
+            launches.append(Launch(symbol, blocks, threads, shared, calls, maps=maps))
             texts.append(function(kernel, symbol))
     runs = {run.symbol: run for run in program.cooperative}  # equal ones are one function
     texts += [cooperative(run, kernels) for run in runs.values()]
@@ -68,6 +71,8 @@ def lines_of(kernel: Kernel) -> list[str]:
             return tiled_lines(kernel, tiled)
         case Scattered() as scattered:
             return scatter_lines(kernel, scattered)
+        case Warpgroups() as warpgroups:
+            return warpgroup_lines(kernel, warpgroups)
         case None:
             return Writer(kernel).written()
 
@@ -82,7 +87,12 @@ def render_kernel(kernel: Kernel) -> str:
 def _with_prelude(texts: Sequence[str]) -> str:
     """Functions behind what they call."""
     has_float8 = any("e4m3" in text or "e5m2" in text for text in texts)
-    return "\n".join([PRELUDE, *([FLOAT8] if has_float8 else []), *texts])
+    has_maps = any(MAPS in text for text in texts)
+    before = [*([FLOAT8] if has_float8 else []), *([WARPGROUPS] if has_maps else [])]
+    return "\n".join([PRELUDE, *before, *texts])
+
+
+MAPS = "Map maps["  # matrices that are copied box by box, before a function's pointers
 
 
 # What is around the lines of a kernel: its function, or its part of a cooperative one.
@@ -91,10 +101,15 @@ def _with_prelude(texts: Sequence[str]) -> str:
 def function(kernel: Kernel, symbol: str) -> str:
     """A kernel as a function: pointers from its one argument, by the call's number."""
     geometry, count = geometry_of(kernel), max(1, len(kernel.buffers))
-    room = f", {geometry.room}" if geometry.room > 1 else ""
+    warpgroups = template_of(kernel)
+    room = f", {geometry.room}" if geometry.room > 1 or warpgroups is not None else ""
+    maps, cluster = "", ""
+    if warpgroups is not None:
+        maps = f"{MAPS}{len(maps_of(kernel))}]; "
+        cluster = f"__cluster_dims__({warpgroups.cluster}, 1, 1) " if warpgroups.cluster > 1 else ""
     head = [
-        f"struct {symbol}_args {{ void *p[{geometry.calls}][{count}]; }};",
-        f'extern "C" __global__ void __launch_bounds__({geometry.threads}{room}) '
+        f"struct {symbol}_args {{ {maps}void *p[{geometry.calls}][{count}]; }};",
+        f'extern "C" __global__ void {cluster}__launch_bounds__({geometry.threads}{room}) '
         f"{symbol}(const __grid_constant__ {symbol}_args a) {{",
     ]
     head += ["  begin();", "  const int block = blockIdx.x;"]

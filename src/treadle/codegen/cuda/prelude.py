@@ -44,11 +44,16 @@ template <int V, class T, class R> DEV void unpacked(Pack<T, V> m, R (&r)[V]) {
 template <int V, class T, class R> DEV void packed(Pack<T, V> &m, const R (&r)[V]) {
 #pragma unroll
   for (int u = 0; u < V; ++u) put(m.v[u], r[u]); }
-template <int V, class R> DEV void packed(Pack<bf16, V> &m, const R (&r)[V]) {
+// Two bfloat16 are one word: taken apart and put together by an instruction each.
+template <int V, class R> DEV void unpacked(Pack<bf16, V> m, R (&r)[V]) {
 #pragma unroll
   for (int u = 0; u + 1 < V; u += 2) {
-    u32 two = two_bf16(r[u + 1], r[u]);
-    m.v[u].b = (unsigned short)two; m.v[u + 1].b = (unsigned short)(two >> 16); }
+    const u32 two = ((const u32 *)&m)[u / 2];
+    r[u] = bits32(two << 16); r[u + 1] = bits32(two & 0xffff0000u); }
+  if (V % 2) r[V - 1] = get(m.v[V - 1]); }
+template <int V, class R> DEV void packed(Pack<bf16, V> &m, const R (&r)[V]) {
+#pragma unroll
+  for (int u = 0; u + 1 < V; u += 2) ((u32 *)&m)[u / 2] = two_bf16(r[u + 1], r[u]);
   if (V % 2) put(m.v[V - 1], r[V - 1]); }
 template <int V, class T, class R> DEV void load(const T *p, R (&r)[V]) {
   unpacked<V>(*(const Pack<T, V> *)p, r); }

@@ -24,6 +24,7 @@ INSTALL = 'Install Treadle with its CUDA packages: pip install "treadle[cuda]".'
 OLDEST_DRIVER = 12000  # the CUDA version that a driver must know, as it numbers them
 OLDEST_CHIP = 80  # the first with bfloat16
 FLOAT8_CHIP = 89  # the first that multiplies floats of 8 bits
+WARPGROUP_CHIP = 90  # the one whose tensor cores four warps use together
 ALIGNMENT = 256
 _FOLLOWS, _NON_BLOCKING = 0, 1  # streams: after the default one's work, or beside it
 _EXTERNAL = 1  # an event of a graph that can be looked at from outside

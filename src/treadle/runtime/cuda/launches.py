@@ -14,6 +14,7 @@ from treadle.runtime.cuda.blas import Matmul
 from treadle.runtime.cuda.calls import Called
 from treadle.runtime.cuda.captures import Enqueue, captured
 from treadle.runtime.cuda.device import checked, device
+from treadle.runtime.cuda.maps import tensor_map_words
 
 EARLY_LAUNCH = 90  # chips that launch a kernel before the one ahead of it is done
 MOST_SHARED = 32 << 10  # bytes of shared memory that a block may have without being asked
@@ -229,7 +230,11 @@ class Runner:
             some = rows[start : start + launch.calls]
             words = [a for row in some for a in row] or [0]
             words += [0] * (launch.calls * max(1, len(rows[0])) - len(words))
-            config = self._config((launch.grid, len(some)), launch.block, launch.shared)
+            maps = [w for m in launch.maps for w in tensor_map_words(m, rows[start][m.argument])]
+            words, grid = maps + words, launch.grid
+            if launch.maps:  # blocks take their work in turn, in pairs where there are many
+                grid = min(grid, device().multiprocessors // 2 * 2)
+            config = self._config((grid, len(some)), launch.block, launch.shared)
             self._launch(launch.symbol, words, config)
             count += 1
         return count

@@ -60,13 +60,13 @@ def map_kernel(
     beside: int | None = None,
     calls: int = 1,
 ) -> Kernel:
-    """A kernel with its loops shared out; what a library computes stays as it is.
+    """A kernel with its loops shared out; what a library computes, or is mapped, stays as it is.
 
     `is_aligned`: its buffers start at whole packs. `beside`: it is part of a cooperative launch,
     and should have about as many blocks beside the other kernels of its phase. `calls`: of it in
     one launch, at most.
     """
-    if library_call_of(kernel) is not None:
+    if library_call_of(kernel) is not None or kernel.geometry is not None:
         return kernel
     if is_scatter(kernel, mapping):
         return _map_scatter(kernel, mapping)

@@ -42,6 +42,7 @@ from treadle.kernel.scatter import is_scatter
 from treadle.kernel.target import Mapping, Target
 from treadle.kernel.traverse import operands_of, subvalues, values_of, walk
 from treadle.kernel.verify_mapping import verify_mapping
+from treadle.kernel.warpgroups import template_of
 from treadle.schedule.mapping.groups import PACKED
 from treadle.schedule.mapping.kernels import map_kernel
 from treadle.schedule.mapping.packed import lane_name
@@ -132,7 +133,8 @@ class _Mapper:
         kernel = self.kernels[number]
         beside = self.beside[number] if is_joint else None
         room = self.mapping.arguments // (8 * max(1, len(kernel.buffers)))
-        calls = 1 if is_joint else max(1, min(self.calls[id(kernel)], room))
+        is_alone = is_joint or template_of(kernel) is not None
+        calls = 1 if is_alone else max(1, min(self.calls[id(kernel)], room))
         found = map_kernel(kernel, self.mapping, id(kernel) not in self.odd, beside, calls)
         if found.geometry is None:
             return found

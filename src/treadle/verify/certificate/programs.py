@@ -16,7 +16,7 @@ from treadle.ir.graph import Graph, Node
 from treadle.ir.literal import Number
 from treadle.ir.ops.reductions import Reduce
 from treadle.kernel.bindings import Binding, Content, Copy, Elements, Partial, Whole, Work
-from treadle.kernel.geometry import Geometry, Scattered, Tiled
+from treadle.kernel.geometry import Geometry, Scattered, Tiled, Warpgroups
 from treadle.kernel.index import (
     Bounded,
     Data,
@@ -175,7 +175,7 @@ def _geometry(g: Geometry) -> list[object]:
             template = ["tiled", *groups, *tile]
         case Scattered(rows, blocks):
             template = ["scattered", rows, blocks]
-        case None:
+        case Warpgroups() | None:  # threads share nothing but what the loops say
             pass
     return [g.threads, g.share, g.warp, g.combine.value, template]
 
