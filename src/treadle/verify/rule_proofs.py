@@ -14,6 +14,7 @@ import numpy as np
 from treadle.domains.field import equal_graphs, failure_probability
 from treadle.egraph.language import DataRule, to_text
 from treadle.ir.graph import Graph
+from treadle.ir.ops.indexing import Gather, ScatterAdd
 from treadle.ir.types import TensorType
 from treadle.verify import normal_form
 from treadle.verify.counterexample import counterexample, leaves
@@ -91,7 +92,7 @@ def prove(rule: DataRule) -> Proof:
 
 
 def _agrees(found: Instance) -> bool:
-    return equal_graphs(found.left, found.right, _given(found.left), trials=_TRIALS)
+    return equal_graphs(found.left, found.right, _given(found.left, found.right), trials=_TRIALS)
 
 
 def _proved(symbolic: Sequence[tuple[Instance, Sizes]]) -> Proof:
@@ -157,11 +158,29 @@ def _drawn(
                 return
 
 
-def _given(graph: Graph) -> Mapping[str, object]:
-    """Values for leaves that are no floats."""
-    rng = np.random.default_rng(0)
-    types = leaves(graph).items()
-    return {name: rng.integers(0, 2, t.shape) for name, t in types if not t.is_float}
+def _given(left: Graph, right: Graph) -> Mapping[str, object]:
+    """Values for leaves that are no floats; indices are inside what they index."""
+    rng, most = np.random.default_rng(0), dict[str, int]()
+    for graph in (left, right):  # one side may have a composite
+        _lengths(graph, most)
+    types = leaves(left).items()
+    return {n: rng.integers(0, min(2, most.get(n, 2)), t.shape) for n, t in types if not t.is_float}
+
+
+def _lengths(graph: Graph, found: dict[str, int]) -> None:
+    """How long the axes are that leaves index, by the leaves' names."""
+    names = {i: name for name, i in graph.leaves.items()}
+    for node in graph.nodes:
+        match node.attributes:
+            case Gather(axis):
+                length = graph.type_of(node.operands[0]).shape[axis]
+            case ScatterAdd(size=length):
+                pass
+            case _:
+                continue
+        name = names.get(node.operands[1].node)
+        if name is not None:
+            found[name] = min(length, found.get(name, length))
 
 
 def _described(found: Instance) -> str:
