@@ -65,6 +65,7 @@ class Tiled:
     staged: int = 0  # matrices beside each other of which threads read the elements at a time
     is_ahead: bool = False  # a part of the depth is loaded while the one before is multiplied
     by_fours: bool = False  # threads read panels in packs of four, four steps of the depth at once
+    is_by_columns: bool = False  # tiles follow each other down the rows, in place of across
 
     def __str__(self) -> str:
         tile = f"{self.left.length} by {self.right.length} by {self.tile_depth}"
