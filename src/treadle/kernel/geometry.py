@@ -30,6 +30,7 @@ class Panel:
     step: int  # elements from one row to the next: padded, so that threads read other banks
     lanes: int  # elements of a copy
     batch: int  # copies that each thread has under way at a time
+    apart: int = 1  # rows between those that neighbours copy to at once, which lie in other banks
 
     def copies(self, depth: int, threads: int) -> int:
         """That each of some threads makes of a part of the depth."""

@@ -134,11 +134,11 @@ class Contraction(Writer):
         far, near = self.new("far"), self.new("near")
         at_q = f"(u32({base}index) + {number}u)"
         if not base and threads % fast == 0:  # the same for all copies of a thread, but for a sum
-            self.add(f"let {far} = i32(u32(index) / {fast}u + {number // fast}u);")
-            self.add(f"let {near} = i32(u32(index) % {fast}u);")
+            row, column = f"u32(index) / {fast}u + {number // fast}u", f"u32(index) % {fast}u"
         else:
-            self.add(f"let {far} = i32({at_q} / {fast}u);")
-            self.add(f"let {near} = i32({at_q} % {fast}u);")
+            row, column = f"{at_q} / {fast}u", f"{at_q} % {fast}u"
+        self.add(f"let {far} = {self._row(panel, row)};")
+        self.add(f"let {near} = i32({column});")
         first_near = f"{near} * {lanes}" if lanes > 1 else near
         i, d = (far, first_near) if panel.is_along else (first_near, far)
         count, beside = math.prod(v.extent for v in loops), 1 if panel.is_along else lanes
@@ -164,6 +164,15 @@ class Contraction(Writer):
         self.vars = before
         store = self._put(name, panel, far, near, got)
         return f"if ({' && '.join(inside)}) {{ {store} }}" if inside else store
+
+    def _row(self, panel: Panel, number: str) -> str:
+        """The row of a panel that is copied so manyth."""
+        apart = panel.apart
+        if apart == 1:
+            return f"i32({number})"
+        row, both = self.new("row"), 2 * apart
+        self.add(f"let {row} = {number};")
+        return f"i32({row} / {both}u * {both}u + {row} % 2u * {apart}u + {row} % {both}u / 2u)"
 
     def _put(self, name: str, panel: Panel, far: str, near: str, got: Sequence[str]) -> str:
         """The store of what was loaded, an element or packs of four."""

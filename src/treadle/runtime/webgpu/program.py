@@ -25,7 +25,6 @@ from treadle.runtime.webgpu.device import device, padded
 from treadle.runtime.webgpu.transfers import Later, Pending, Returns
 from treadle.runtime.webgpu.values import DeviceValues, Room, rooms
 
-
 WARM = 5  # runs before one that is timed
 
 

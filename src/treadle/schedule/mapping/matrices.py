@@ -22,9 +22,10 @@ HALF, WORD = 2, 4  # bytes of an operand, and of a sum
 
 @dataclass(frozen=True, slots=True)
 class Rated:
-    """A tile, and what it takes a multiprocessor of an H200: fitted to whole products.
+    """A tile of a workgroup, and what it takes a multiprocessor of an H200.
 
-    The least side of a product's sizes decides: many large tiles, or few that fill the device.
+    Fitted to what whole products of SmolLM2's sizes and of 4096 cubed took (docs/decisions.md); the
+    last three rates are rough. The last tile is for those who have little memory.
     """
 
     rows: int
@@ -33,15 +34,17 @@ class Rated:
     across: int  # columns of a warp
     depth: int
     rate: int  # products that are summed up in a cycle
+    rate_across: int  # the same where rows of both operands lie across the depth
     around: int  # cycles before and after them
 
 
 # In the order in which ties are decided.
 TILES = (
-    Rated(128, 256, 64, 64, 32, 491, 4000), Rated(256, 128, 64, 64, 32, 507, 5700),
-    Rated(192, 192, 48, 64, 32, 614, 10400), Rated(192, 192, 96, 48, 32, 640, 13800),
-    Rated(128, 128, 64, 32, 64, 535, 5300), Rated(128, 96, 32, 48, 64, 445, 3500),
-    Rated(128, 64, 32, 32, 64, 341, 1400), Rated(64, 64, 32, 32, 32, 90, 500),
+    Rated(128, 256, 64, 64, 32, 539, 477, 2000), Rated(256, 128, 64, 64, 32, 518, 514, 2000),
+    Rated(192, 192, 48, 64, 32, 751, 559, 13400), Rated(192, 192, 96, 48, 32, 665, 672, 11600),
+    Rated(128, 128, 64, 32, 64, 535, 552, 5300), Rated(128, 96, 32, 48, 64, 445, 451, 3500),
+    Rated(128, 64, 32, 32, 64, 341, 341, 1400), Rated(64, 64, 32, 32, 64, 200, 200, 1000),
+    Rated(64, 64, 32, 32, 16, 60, 60, 1000),
 )  # fmt: skip
 MULTIPROCESSORS = 132  # that all of this was measured with
 
@@ -82,7 +85,9 @@ def _threads(tile: Tiled) -> int:
 
 def _cycles(tile: Tiled, rated: Rated, calls: int) -> float:
     """Of all tiles, one after the other where there are more than multiprocessors."""
-    each = rated.rows * rated.columns * tile.sizes[-1] / rated.rate + rated.around
+    is_along = tile.left.is_along or tile.right.is_along
+    rate = rated.rate if is_along else rated.rate_across
+    each = rated.rows * rated.columns * tile.sizes[-1] / rate + rated.around
     return -(-calls * tile.blocks // MULTIPROCESSORS) * each
 
 
@@ -90,7 +95,7 @@ MOST_WARPS = 8  # of a group
 
 
 def _tiled(found: Contracting, mapping: Mapping, is_aligned: bool) -> Iterator[tuple[Tiled, Rated]]:
-    """Tiles that a workgroup has memory and threads for; the smallest always."""
+    """Tiles that a workgroup has memory and threads for."""
     for rated in TILES:
         threads = rated.rows // rated.down * (rated.columns // rated.across) * mapping.warp
         edge = mapping.matrices
@@ -146,4 +151,18 @@ class _Made:
         lanes = PACKED if packs and is_pack(operand.value.index, along, PACKED) else 1
         batch = -(-length * self.depth // (lanes * self.threads))
         # Rows are padded by 16 bytes, so that those of a matrix lie in other banks.
-        return Panel(is_along, length, step + 8, lanes, batch)
+        step += 8
+        return Panel(is_along, length, step, lanes, batch, _apart(self.depth, step, is_along))
+
+
+BANKS = 128 // HALF  # elements that all banks of shared memory have at once
+
+
+def _apart(depth: int, step: int, is_along: bool) -> int:
+    """How far rows are apart that fill the banks together, where each fills half of them.
+
+    Neighbouring rows, which are padded, would meet in some.
+    """
+    if not is_along or 2 * depth != BANKS:
+        return 1
+    return next(n for n in (1, 2, 4, 8) if n * step % BANKS == depth)
