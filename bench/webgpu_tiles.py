@@ -75,13 +75,14 @@ def heater(limits: WebGpuLimits) -> Any:
     return lambda: loaded.run(zeros)
 
 
-def seconds(graph: Graph, limits: WebGpuLimits) -> tuple[float, tuple[int, int]]:
-    """Of one product, and the tile that it has."""
+def seconds(graph: Graph, limits: WebGpuLimits) -> tuple[float, tuple[int, int, int, int]]:
+    """Of one product, and the tile that it has, with a warp's part."""
     tried, heat = matrices.TILES, heater(limits)
     matrices.TILES, toolchain = tried, WebGpuToolchain(limits)
     program = toolchain.schedule(graph, OPTIONS)
     templates = [geometry_of(k).template for k in program.distinct()]
-    tiles = {(t.left.length, t.right.length) for t in templates if isinstance(t, Tiled)}
+    tiled = [t for t in templates if isinstance(t, Tiled)]
+    tiles = {(t.left.length, t.right.length, t.down, t.across) for t in tiled}
     built = build(toolchain, graph, CompileReport("webgpu", "float16"), OPTIONS)
     leaves = {n: graph.nodes[i].types[0] for n, i in graph.leaves.items()}
     arrays = {n: np.full(t.shape, 0.01, np.float16) for n, t in leaves.items()}
@@ -108,7 +109,8 @@ def main() -> int:
                 matrices.TILES = (tile,)
                 taken, own = seconds(graph, limits)
                 rate = 2 * sizes[0] * sizes[1] * sizes[2] / taken / 1e12
-                found.append(f"{own[0]}x{own[1]} {rate:.0f}{'*' if own == chosen else ''}")
+                shape = "{}x{} ({}x{} a warp)".format(*own)
+                found.append(f"{shape} {rate:.0f}{'*' if own == chosen else ''}")
             print(f"{sizes} {kind}: {', '.join(found)} TFLOP/s", flush=True)
     return 0
 

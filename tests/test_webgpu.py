@@ -26,6 +26,7 @@ from treadle.fuzz.cases import prepared
 from treadle.fuzz.generate import generate
 from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
+from treadle.kernel.geometry import Tiled
 from treadle.kernel.mapped import geometry_of, shared_bytes
 from treadle.kernel.nodes import Literal
 from treadle.kernel.shaders import Shader, module
@@ -153,6 +154,83 @@ def test_operands_of_matrices_are_copied_in_packs_where_they_lie_so() -> None:
     assert text(64).count("array<vec4<f16>") == 2
     assert text(64).endswith("vec4<f16> vec4<f16> vec4<f16>")
     assert text(66).endswith("f16 f16 f16")  # rows do not start at whole packs
+
+
+def tile_of(m: int, n: int, k: int, limits: WebGpuLimits = FULL) -> Tiled:
+    types = TensorType((m, k), dtypes.float16), TensorType((n, k), dtypes.float16)
+    program = scheduled(td.trace(lambda x, y: [x @ y.T], *types), limits=limits)
+    (kernel,) = program.distinct()
+    template = geometry_of(kernel).template
+    assert isinstance(template, Tiled)
+    assert shared_bytes(kernel) <= limits.workgroup_bytes
+    return template
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tile"),
+    [
+        ((8192, 1536, 576), (128, 256)),
+        ((8192, 576, 1536), (192, 192)),  # one for each of 129 multiprocessors
+        ((1024, 1024, 1024), (128, 64)),
+        ((64, 64, 64), (64, 64)),
+    ],
+)
+def test_tiles_of_matrices_follow_the_sizes(
+    sizes: tuple[int, int, int], tile: tuple[int, int]
+) -> None:
+    found = tile_of(*sizes)
+    assert (found.left.length, found.right.length) == tile
+    small = replace(FULL, workgroup_bytes=16 << 10)
+    assert tile_of(*sizes, limits=small).tile_depth == 16
+
+
+def test_tiles_go_along_the_larger_operand_one_after_the_other() -> None:
+    assert tile_of(512, 4096, 64).is_by_columns
+    assert not tile_of(4096, 512, 64).is_by_columns
+
+
+def test_loads_of_a_tile_have_no_branches_where_its_rows_end() -> None:
+    types = TensorType((200, 64), dtypes.float16), TensorType((328, 64), dtypes.float16)
+    (shader,) = rendered(td.trace(lambda x, y: [x @ y.T], *types), FULL)
+    loads, _, _ = shader.text.partition("coopStoreT")
+    assert "if (" not in loads[loads.index("fn main") :]
+    assert "min(first_row + " in loads
+    assert "min(first_column + " in loads
+
+
+_COPIES = re.compile(
+    r"let (row_\d+) = (.*);\n *let far_\d+ = i32\((.*)\);\n *let near_\d+ = i32\((.*)\);"
+)
+
+
+def test_neighbours_store_to_other_banks() -> None:
+    """Of 32 banks of four bytes each, which 16 threads fill with eight bytes each."""
+    tile = tile_of(8192, 1536, 576)
+    types = TensorType((8192, 576), dtypes.float16), TensorType((1536, 576), dtypes.float16)
+    (shader,) = rendered(td.trace(lambda x, y: [x @ y.T], *types), FULL)
+    copies = _COPIES.findall(shader.text)
+    assert len(copies) == 2 * (tile.left.batch + tile.right.batch)  # before the loop and in it
+    first = copies[: tile.left.batch]
+    places = list[tuple[int, int]]()
+    for name, number, row, column in first:
+        texts = [re.sub(r"(\d)u\b", r"\1", t).replace("/", "//") for t in (number, row, column)]
+        for index in range(256):
+            known = {"index": index, "u32": int}
+            known[name] = eval(texts[0], {}, known)
+            places.append((eval(texts[1], {}, known), eval(texts[2], {}, known)))
+    assert sorted(places) == [(i, j) for i in range(128) for j in range(8)]
+    words = [(row * tile.left.step + near * 4) // 2 for row, near in places]
+    for start in range(0, len(words), 16):
+        banks = [(w + u) % 32 for w in words[start : start + 16] for u in range(2)]
+        assert len(set(banks)) == 32
+
+
+def test_short_sums_have_several_loads_under_way() -> None:
+    graph = td.trace(
+        lambda x: [x.astype(td.float32).max()], TensorType((4096, 512), dtypes.float16)
+    )
+    parts, _ = (s.text for s in rendered(graph, FULL))
+    assert parts.count("memory0[") == 4
 
 
 def test_long_computations_are_made_once_and_where_they_are_wanted() -> None:
@@ -304,6 +382,16 @@ def test_a_lost_device_says_from_where_to_go_on(monkeypatch: pytest.MonkeyPatch)
         raise here.wgpu.GPUError("Parent device is lost")
     with pytest.raises(DeviceError, match="lost to this process"):
         here.read(None, 0, 4)
+
+
+@needs_adapter
+def test_results_that_cannot_be_mapped_are_an_error() -> None:
+    here = devices.device()
+    good, bad = here.staging(256), here.buffer(256)
+    assert (here.mapped(good) == 0).all()
+    assert (here.mapped(good) == 0).all()  # it was unmapped again
+    with pytest.raises(DeviceError, match="not mapped"):
+        here.mapped(bad)
 
 
 @needs_adapter

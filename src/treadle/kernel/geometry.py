@@ -31,6 +31,7 @@ class Panel:
     step: int  # elements from one row to the next: padded, so that threads read other banks
     lanes: int  # elements of a copy
     batch: int  # copies that each thread has under way at a time
+    apart: int = 1  # rows between those that neighbours copy to at once, which lie in other banks
 
     def copies(self, depth: int, threads: int) -> int:
         """That each of some threads makes of a part of the depth."""
@@ -66,6 +67,7 @@ class Tiled:
     staged: int = 0  # matrices beside each other of which threads read the elements at a time
     is_ahead: bool = False  # a part of the depth is loaded while the one before is multiplied
     by_fours: bool = False  # threads read panels in packs of four, four steps of the depth at once
+    is_by_columns: bool = False  # tiles follow each other down the rows, in place of across
 
     def __str__(self) -> str:
         tile = f"{self.left.length} by {self.right.length} by {self.tile_depth}"

@@ -104,6 +104,10 @@ class _Mapped:
         squares = tiled.left.length // tiled.down * (tiled.right.length // tiled.across)
         if squares * tiled.shares != self.geometry.threads:
             raise self.wrong(f"{squares} squares of a tile are no block's threads")
+        for panel in (tiled.left, tiled.right):
+            rows = panel.length if panel.is_along else tiled.tile_depth
+            if panel.apart > 1 and rows % (2 * panel.apart):
+                raise self.wrong(f"{rows} rows of a panel are not copied {panel.apart} apart")
         loops = {*tiled.batch, *tiled.rows, *tiled.columns}
         if loops != set(self.grid.variables) or math.prod(tiled.sizes[:3]) != self.grid.count:
             raise self.wrong("the loops of a tile are not those of the grid")

@@ -101,12 +101,11 @@ class Matrices(Contraction):
 
     def _walk(self, lefts: str, rights: str) -> None:
         """Matrices are multiplied under no condition: a compiler must see that all threads do."""
-        tile, depth = self.tile, self.tile.tile_depth
+        tile, depth, k = self.tile, self.tile.tile_depth, self.tile.sizes[-1]
         if not tile.is_ahead:
             super()._walk(lefts, rights)
             return
-        end = -(-tile.sizes[-1] // depth) * depth
-        for head in ("", f"for (var start = {depth}; start <= {end}; start += {depth})"):
+        for head in ("", f"for (var start = {depth}; start < {k}; start += {depth})"):
             with self.block(head):
                 if not head:
                     self.add("let start = 0;")
@@ -117,6 +116,8 @@ class Matrices(Contraction):
                 for line in stores:
                     self.add(line)
                 self.add("workgroupBarrier();")
+        with self.block(""):
+            self._multiply(lefts, rights)
 
     def _multiply(self, lefts: str, rights: str) -> None:
         tile, edge = self.tile, self.edge

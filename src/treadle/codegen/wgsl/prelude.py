@@ -40,13 +40,13 @@ fn is_finite(x: f32) -> bool {{ return (bitcast<u32>(x) & 0x7fffffffu) < 0x7f800
 fn with_sign(x: f32, y: f32) -> f32 {{
   return bitcast<f32>((bitcast<u32>(x) & 0x7fffffffu) | (bitcast<u32>(y) & 0x80000000u)); }}
 fn f_max(a: f32, b: f32) -> f32 {{
-  if (is_nan(a)) {{ return a; }} if (is_nan(b)) {{ return b; }}
-  if (a == b) {{ return bitcast<f32>(bitcast<u32>(a) & bitcast<u32>(b)); }}
-  return select(b, a, a > b); }}
+  let equal = bitcast<f32>(bitcast<u32>(a) & bitcast<u32>(b));
+  let most = select(select(b, a, a > b), equal, a == b);
+  return select(select(most, b, is_nan(b)), a, is_nan(a)); }}
 fn f_min(a: f32, b: f32) -> f32 {{
-  if (is_nan(a)) {{ return a; }} if (is_nan(b)) {{ return b; }}
-  if (a == b) {{ return bitcast<f32>(bitcast<u32>(a) | bitcast<u32>(b)); }}
-  return select(b, a, a < b); }}
+  let equal = bitcast<f32>(bitcast<u32>(a) | bitcast<u32>(b));
+  let least = select(select(b, a, a < b), equal, a == b);
+  return select(select(least, b, is_nan(b)), a, is_nan(a)); }}
 fn f_sign(x: f32) -> f32 {{ return select(x, with_sign(1.0f, x), x < 0.0f || x > 0.0f); }}
 fn f_div(x: f32, y: f32) -> f32 {{
   if (y == 0.0f) {{

@@ -28,6 +28,14 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.packs import packed_stores
 
+AHEAD, SHORT = 4, 8  # iterations that are written out one after the other, and their statements
+
+
+def _together(nest: Nest, width: int) -> int:
+    """Iterations of a sum that a thread makes at once, so that several loads are under way."""
+    is_short = len(nest.body) <= SHORT and all(isinstance(s, Accumulate) for s in nest.body)
+    return AHEAD if is_short and nest.count % (AHEAD * width) == 0 else 1
+
 
 class Writer(Columns):
     """Writes a kernel's statements, a group's or a thread's."""
@@ -85,9 +93,11 @@ class Writer(Columns):
         """Iterations shared out among the threads of a group."""
         width, q = width_of(role, self.geometry), self.new("q")
         tid = f"tid % {width}" if width < self.geometry.share else "tid"
-        with self.block(f"for (var {q} = {tid}; {q} < {nest.count}; {q} += {width})"):
-            self.decode(q, nest.variables)
-            self.all(nest.body)
+        every = width * _together(nest, width)
+        with self.block(f"for (var {q} = {tid}; {q} < {nest.count}; {q} += {every})"):
+            for first in range(0, every, width):
+                self.decode(f"({q} + {first})" if first else q, nest.variables)
+                self.all(nest.body)
 
     def combine(self, local: str, part: str, s: Accumulate, loop: For) -> None:
         whole = self._combined(part, s, width_of(loop.role, self.geometry))

@@ -88,8 +88,11 @@ class Contraction(Writer):
         self.add(f"let tile = i32(block) % {tiles};")
         self.add(f"let batch = i32(block) / {tiles};")
         self.decode("batch", tile.batch)
-        self.add(f"let first_row = tile / {across} * {tile.left.length};")
-        self.add(f"let first_column = tile % {across} * {tile.right.length};")
+        below, beside = f"tile / {across}", f"tile % {across}"
+        if tile.is_by_columns:
+            below, beside = f"tile % {tiles // across}", f"tile / {tiles // across}"
+        self.add(f"let first_row = {below} * {tile.left.length};")
+        self.add(f"let first_column = {beside} * {tile.right.length};")
         self.add(f"let share = index % {tile.shares};")
         self.add(f"let ty = index / {tile.shares * self.wide};")
         self.add(f"let tx = index / {tile.shares} % {self.wide};")
@@ -104,7 +107,7 @@ class Contraction(Writer):
     def _copy(
         self, name: str, panel: Panel, value: Value, loops: tuple[Var, ...], first: str
     ) -> list[str]:
-        """An operand's part of the tile, zeros where there is nothing: loads, and stores to do.
+        """An operand's part of the tile, zeros after the end of the depth: loads, and stores to do.
 
         Several loads of a thread are under way at once. Where there are more, all is done here.
         """
@@ -131,24 +134,27 @@ class Contraction(Writer):
         far, near = self.new("far"), self.new("near")
         at_q = f"(u32({base}index) + {number}u)"
         if not base and threads % fast == 0:  # the same for all copies of a thread, but for a sum
-            self.add(f"let {far} = i32(u32(index) / {fast}u + {number // fast}u);")
-            self.add(f"let {near} = i32(u32(index) % {fast}u);")
+            row, column = f"u32(index) / {fast}u + {number // fast}u", f"u32(index) % {fast}u"
         else:
-            self.add(f"let {far} = i32({at_q} / {fast}u);")
-            self.add(f"let {near} = i32({at_q} % {fast}u);")
+            row, column = f"{at_q} / {fast}u", f"{at_q} % {fast}u"
+        self.add(f"let {far} = {self._row(panel, row)};")
+        self.add(f"let {near} = i32({column});")
         first_near = f"{near} * {lanes}" if lanes > 1 else near
         i, d = (far, first_near) if panel.is_along else (first_near, far)
-        count = math.prod(v.extent for v in loops)
+        count, beside = math.prod(v.extent for v in loops), 1 if panel.is_along else lanes
         inside = [f"{at_q} < {size}u"] if base or size < number + threads else []
-        limits = [*inside, *([f"{first} + {i} < {count}"] if count % panel.length else [])]
-        limits += [f"start + {d} < {k}"] if k % depth else []
-        # After the end the last part is loaded once more, which takes no branch.
-        start = f"min(start, {k - depth})" if tile.is_ahead and k % depth == 0 else "start"
+        limits = [*inside, *([f"start + {d} < {k}"] if k % depth else [])]
+        # After its end the last row, or pack of columns, is loaded: no branch, and nothing is made
+        # of it. So is the last part of the depth, where one more is loaded than there are.
+        own = f"{first} + {i}"
+        own = f"min({own}, {count - beside})" if count % panel.length else own
+        is_after = tile.is_ahead and not tile.matrices and k % depth == 0
+        start = f"min(start, {k - depth})" if is_after else "start"
         got = [self.new("got") for _ in range(max(1, lanes // 4))]
         for part in got:
             self.add(f"var {part} = {'vec4<f16>()' if lanes > 1 else '0.0f'};")
         with self.block(f"if ({' && '.join(limits)})") if limits else nullcontext():
-            self.decode(f"({first} + {i})", loops)
+            self.decode(f"({own})", loops)
             self.decode(f"({start} + {d})", tile.depth)
             for u, part in enumerate(got):
                 wanted = load_of(value)
@@ -158,6 +164,15 @@ class Contraction(Writer):
         self.vars = before
         store = self._put(name, panel, far, near, got)
         return f"if ({' && '.join(inside)}) {{ {store} }}" if inside else store
+
+    def _row(self, panel: Panel, number: str) -> str:
+        """The row of a panel that is copied so manyth."""
+        apart = panel.apart
+        if apart == 1:
+            return f"i32({number})"
+        row, both = self.new("row"), 2 * apart
+        self.add(f"let {row} = {number};")
+        return f"i32({row} / {both}u * {both}u + {row} % 2u * {apart}u + {row} % {both}u / 2u)"
 
     def _put(self, name: str, panel: Panel, far: str, near: str, got: Sequence[str]) -> str:
         """The store of what was loaded, an element or packs of four."""

@@ -209,6 +209,33 @@ class Device:
         with self.lock, self.checked("webgpu"):
             return np.frombuffer(self.queue.read_buffer(buffer, offset, nbytes), np.uint32)
 
+    def mapped(self, buffer: Any) -> np.ndarray:
+        """Words of memory that the host can map, when all work before is done.
+
+        By the library's own functions: wgpu's method submits once more and waits in another thread.
+        """
+        library, ffi, found = self.library, self.ffi, list[str]()
+
+        @ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]
+        def done(status: int, message: Any, _first: Any, _second: Any) -> None:
+            is_good = status == library.WGPUMapAsyncStatus_Success
+            said = "" if is_good or not message.length else ffi.unpack(message.data, message.length)
+            found.append("" if is_good else f"a buffer is not mapped ({status}): {said!r}")
+
+        info = ffi.new("WGPUBufferMapCallbackInfo *")
+        info.mode, info.callback = library.WGPUCallbackMode_AllowProcessEvents, done
+        with self.lock, self.checked("results"):
+            own, size = buffer._internal, buffer.size
+            library.wgpuBufferMapAsync(own, library.WGPUMapMode_Read, 0, size, info[0])
+            while not found:
+                library.wgpuDevicePoll(self.device._internal, True, ffi.NULL)
+            if found[0]:
+                raise RuntimeError(found[0])
+            memory = library.wgpuBufferGetConstMappedRange(own, 0, size)
+            words = np.frombuffer(ffi.buffer(memory, size), np.uint32).copy()
+            library.wgpuBufferUnmap(own)
+        return words
+
     # Pipelines
 
     def layouts(self, arenas: int) -> tuple[Any, Any]:

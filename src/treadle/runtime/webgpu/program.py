@@ -25,6 +25,8 @@ from treadle.runtime.webgpu.device import device, padded
 from treadle.runtime.webgpu.transfers import Later, Pending, Returns
 from treadle.runtime.webgpu.values import DeviceValues, Room, rooms
 
+WARM = 5  # runs before one that is timed
+
 
 class WebGpuProgram:
     """A plan with its shaders and its memory. One call runs at a time."""
@@ -168,7 +170,8 @@ class WebGpuProgram:
         """What each kernel takes in a run, by timestamps; the values stay as they are."""
         with self._lock:
             commands = self._commands_on(self._copies(values))
-            self._submit(commands)
+            for _ in range(WARM):  # devices slow down while values are copied
+                self._submit(commands)
             return commands.timed()
 
     # Runs on a session's values

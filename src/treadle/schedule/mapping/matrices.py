@@ -18,19 +18,34 @@ from treadle.schedule.mapping.contractions import Contracting, Tile, by_words, l
 from treadle.schedule.mapping.groups import PACKED, in_order, nest
 
 HALF, WORD = 2, 4  # bytes of an operand, and of a sum
-# Rows and columns of a workgroup and of a warp, in the order in which ties are decided, and how
-# many products a multiprocessor of an H200 sums up in a cycle. Workgroups of 256 threads with 128
-# sums each have one for themselves: gradients of weights with a depth of 8,192 at 229 TFLOP/s, a
-# tenth of it waste. Of smaller ones several share it; theirs are rates of whole products with
-# 8,192 rows, at 79 TFLOP/s for 128 x 128, and all that is around them is in there.
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """A tile of a workgroup, and what it takes a multiprocessor of an H200.
+
+    Fitted to what whole products of SmolLM2's sizes and of 4096 cubed took (docs/decisions.md); the
+    last three rates are rough. The last tile is for those who have little memory.
+    """
+
+    rows: int
+    columns: int
+    down: int  # rows of a warp
+    across: int  # columns of a warp
+    depth: int
+    rate: int  # products that are summed up in a cycle
+    rate_across: int  # the same where rows of both operands lie across the depth
+    around: int  # cycles before and after them
+
+
+# In the order in which ties are decided.
 TILES = (
-    (128, 256, 64, 64, 548), (256, 128, 64, 64, 548), (128, 128, 64, 64, 170),
-    (128, 96, 64, 48, 142), (96, 128, 48, 64, 90), (128, 64, 64, 32, 207),
-    (64, 128, 32, 64, 80), (64, 64, 32, 32, 101),
+    Rated(128, 256, 64, 64, 32, 539, 477, 2000), Rated(256, 128, 64, 64, 32, 518, 514, 2000),
+    Rated(192, 192, 48, 64, 32, 751, 559, 13400), Rated(192, 192, 96, 48, 32, 665, 672, 11600),
+    Rated(128, 128, 64, 32, 64, 535, 552, 5300), Rated(128, 96, 32, 48, 64, 445, 451, 3500),
+    Rated(128, 64, 32, 32, 64, 341, 341, 1400), Rated(64, 64, 32, 32, 64, 200, 200, 1000),
+    Rated(64, 64, 32, 32, 16, 60, 60, 1000),
 )  # fmt: skip
-# Cycles that an element of a tile takes after its products, and a tile before them, where nothing
-# else runs meanwhile: a depth of 576 took 46,600 cycles a tile, of which 34,400 are its products.
-AFTER, BEFORE = 0.3, 2000
 MULTIPROCESSORS = 132  # that all of this was measured with
 
 
@@ -68,30 +83,32 @@ def _threads(tile: Tiled) -> int:
     return tile.left.length // tile.down * (tile.right.length // tile.across) * tile.shares
 
 
-def _cycles(tile: Tiled, rate: int, calls: int) -> float:
+def _cycles(tile: Tiled, rated: Rated, calls: int) -> float:
     """Of all tiles, one after the other where there are more than multiprocessors."""
-    size, is_alone = tile.left.length * tile.right.length, _threads(tile) > SHARED_THREADS
-    around = BEFORE + AFTER * size if is_alone else 0
-    return -(-calls * tile.blocks // MULTIPROCESSORS) * (size * tile.sizes[-1] / rate + around)
+    is_along = tile.left.is_along or tile.right.is_along
+    rate = rated.rate if is_along else rated.rate_across
+    each = rated.rows * rated.columns * tile.sizes[-1] / rate + rated.around
+    return -(-calls * tile.blocks // MULTIPROCESSORS) * each
 
 
 MOST_WARPS = 8  # of a group
-SHARED_THREADS = 128  # of a workgroup that leaves registers for another one, with 128 sums each
 
 
-def _tiled(found: Contracting, mapping: Mapping, is_aligned: bool) -> Iterator[tuple[Tiled, int]]:
-    """Tiles that a workgroup has memory and threads for, and their rates; the smallest always."""
-    for rows, columns, down, across, rate in TILES:
-        threads = rows // down * (columns // across) * mapping.warp
-        tile = _Made(found, mapping, is_aligned, threads).tile(
-            Tile(rows, columns, down, across, mapping.warp)
+def _tiled(found: Contracting, mapping: Mapping, is_aligned: bool) -> Iterator[tuple[Tiled, Rated]]:
+    """Tiles that a workgroup has memory and threads for."""
+    for rated in TILES:
+        threads = rated.rows // rated.down * (rated.columns // rated.across) * mapping.warp
+        edge = mapping.matrices
+        depth = min(rated.depth, -(-found.sizes[-1] // edge) * edge)
+        tile = _Made(found, mapping, is_aligned, threads, depth).tile(
+            Tile(rated.rows, rated.columns, rated.down, rated.across, mapping.warp)
         )
         room = mapping.shared_limit - HALF * tile.elements
-        warps, counts = threads // mapping.warp, _divisors(across // mapping.matrices)
+        warps, counts = threads // mapping.warp, _divisors(rated.across // mapping.matrices)
         each = WORD * warps * mapping.matrices  # bytes of a column of what all warps stage
         fitting = [n for n in counts if each * _staged(tile, n).stage_step <= room]
         if fitting and threads <= mapping.most_threads:
-            yield _staged(tile, fitting[-1]), rate
+            yield _staged(tile, fitting[-1]), rated
 
 
 def _staged(tile: Tiled, count: int) -> Tiled:
@@ -110,11 +127,7 @@ class _Made:
     mapping: Mapping
     is_aligned: bool
     threads: int
-
-    @property
-    def depth(self) -> int:
-        edge = self.mapping.matrices
-        return edge if self.found.sizes[-1] <= edge else 2 * edge
+    depth: int
 
     def tile(self, tile: Tile) -> Tiled:
         c = self.found.axes
@@ -125,7 +138,10 @@ class _Made:
             self.depth, tile.down, tile.across, tile.shares, left, right, False, 1,
             self.mapping.matrices,
         )  # fmt: skip
-        return by_words(template, self.threads)
+        # Tiles that follow each other share the larger operand's part, and the smaller operand
+        # stays in the cache.
+        _, m, n, _ = template.sizes
+        return replace(by_words(template, self.threads), is_by_columns=m < n)
 
     def _panel(self, operand: Operand[Load], loops: Axes, length: int) -> Panel:
         depth = self.found.axes.depth
@@ -135,4 +151,18 @@ class _Made:
         lanes = PACKED if packs and is_pack(operand.value.index, along, PACKED) else 1
         batch = -(-length * self.depth // (lanes * self.threads))
         # Rows are padded by 16 bytes, so that those of a matrix lie in other banks.
-        return Panel(is_along, length, step + 8, lanes, batch)
+        step += 8
+        return Panel(is_along, length, step, lanes, batch, _apart(self.depth, step, is_along))
+
+
+BANKS = 128 // HALF  # elements that all banks of shared memory have at once
+
+
+def _apart(depth: int, step: int, is_along: bool) -> int:
+    """How far rows are apart that fill the banks together, where each fills half of them.
+
+    Neighbouring rows, which are padded, would meet in some.
+    """
+    if not is_along or 2 * depth != BANKS:
+        return 1
+    return next(n for n in (1, 2, 4, 8) if n * step % BANKS == depth)
