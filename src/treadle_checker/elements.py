@@ -25,11 +25,12 @@ BLOCK = 2**19  # of those, and terms of sums, that are made together
 
 
 def unravel(at: Array, shape: Shape) -> list[Array]:
-    """Indices along each axis."""
+    """Indices along each axis; a remainder takes NumPy far longer than a quotient."""
     found: list[Array] = []
     for n in reversed(shape):
-        found.append(at % n)
-        at = at // n
+        above = at // n
+        found.append(at - above * n)
+        at = above
     return found[::-1]
 
 
@@ -42,12 +43,14 @@ def ravel(index: list[Array], shape: Shape, length: int) -> Array:
 
 def _distinct(at: Array, size: int) -> tuple[Array, Array]:
     """Different indices in order, and where each is among them; many are noted, not sorted."""
-    if size > 4 * len(at):
+    if size > min(64 * len(at), 2 * MOST):
         unique, places = np.unique(at, return_inverse=True)
         return unique, places
-    is_asked = np.zeros(size, bool)
+    is_asked, place = np.zeros(size, bool), np.empty(size, np.int64)
     is_asked[at] = True
-    return np.flatnonzero(is_asked), (np.cumsum(is_asked) - 1)[at]
+    unique = np.flatnonzero(is_asked)
+    place[unique] = np.arange(len(unique))
+    return unique, place[at]
 
 
 def _limited(count: int) -> int:
@@ -100,14 +103,19 @@ class Elements:
         return self.known[value]
 
     def outputs(self) -> list[Element]:
-        """All elements of all outputs; nodes in order, so that no chain is too deep."""
-        needed = {v.node for _, _, v in self.graph.outputs}
+        """All elements of all outputs; nodes in order, so that no chain is too deep. What nothing
+        else reads is forgotten."""
+        last = {v.node: len(self.graph.nodes) for _, _, v in self.graph.outputs}  # readers
         for i in reversed(range(len(self.graph.nodes))):
-            if i in needed:
-                needed |= {v.node for v in self.graph.nodes[i].operands}
-        for i in sorted(needed):
+            for v in self.graph.nodes[i].operands if i in last else ():
+                last.setdefault(v.node, i)
+        for i in sorted(last):
             for output in range(len(self.graph.nodes[i].types)):
                 self.whole(Value(i, output))
+            for v in self.graph.nodes[i].operands:
+                if last[v.node] == i:
+                    self.known.pop(v, None)
+            self.some, self.bodies = {}, {}
         return [self.whole(v) for _, _, v in self.graph.outputs]
 
     def _made(self, value: Value, at: Array) -> Element:
@@ -245,7 +253,7 @@ class Use:
         names = sorted(self.variables.keys() & self.a["reads"][k].address.names)
         shape = tuple(self.node.types[0].shape[int(n)] for n in names)
         own = ravel([self.variables[n] for n in names], shape, self.count)
-        unique, places = np.unique(own, return_inverse=True)
+        unique, places = _distinct(own, math.prod(shape))
         return dict(zip(names, unravel(unique, shape), strict=True)), places
 
 

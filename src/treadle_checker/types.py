@@ -50,8 +50,7 @@ class Literal(NamedTuple):
     type: Type
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """One use of an op. `key` is the op and its attributes as text: equal nodes have equal keys."""
 
     op: str
