@@ -293,6 +293,7 @@ def index_size(graphs: Iterable[Graph]) -> int:
     return max(1, min(found))
 
 
+@lru_cache(maxsize=4)
 def index_sizes(graph: Graph) -> dict[Value, int]:
     """How long the axes are that integers index, or are positions along."""
     found: dict[Value, int] = {}

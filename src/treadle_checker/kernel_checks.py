@@ -257,8 +257,12 @@ class _Comparison:
         source = self._given(base) or (lambda at: self.on.at(base, at))
         if base == value:
             return source
-        moved = Elements(self.graph, self.field, lambda v: plain if v == base else None)
-        return lambda at: source(moved.at(value, at).p)
+
+        def moved(at: Array) -> Element:
+            on = Elements(self.graph, self.field, lambda v: plain if v == base else None)
+            return source(on.at(value, at).p)
+
+        return moved
 
     def _given(self, value: Value) -> Source | None:
         """What is generic: a cut's elements, and leaves'."""

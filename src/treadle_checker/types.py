@@ -61,7 +61,7 @@ class Node(NamedTuple):
     key: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
     """Nodes in order, and named values that leave it."""
 
