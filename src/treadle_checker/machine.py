@@ -101,11 +101,10 @@ class Memory:
         self._put(slots, x)
         self.written[slots] = True
 
-    def fill(self, source: Source) -> None:
-        """As if a source had been written to all of it, before what is looked at."""
-        self.source, self.count, self.is_undefined = source, 0, False
-        self.pages, self.numbers = np.zeros(16, np.int32), []
-        self.written[:] = False
+    def fill(self, x: Element) -> None:
+        """As if one element was everywhere."""
+        self.source = lambda at: x.spread(at.shape)
+        self.pages, self.numbers, self.count = np.zeros(16, np.int32), [], 0
 
     def written_at(self) -> Array:
         """Where something was stored, in order."""
