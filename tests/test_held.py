@@ -88,6 +88,14 @@ def test_the_last_value_may_be_given_by_another_buffer() -> None:
     check_scope(body_graph(), HELD, steps)
 
 
+def test_a_carry_that_stays_may_be_copied_and_back() -> None:
+    held = {"h": [H, H], "next": [NEXT], "square": [SQUARE], "copy": [H]}
+    steps = [touch("h", "next square"), touch("h", "copy"), touch("copy", "h")]
+    check_scope(body_graph(), held, steps)
+    with pytest.raises(td.GraphError, match="reads copy before it is written"):
+        check_scope(body_graph(), held, steps[::-1])
+
+
 def test_a_kernel_may_read_what_it_replaces() -> None:
     check_scope(body_graph(), HELD, [touch("h", "next"), touch("next", "square h")])
 

@@ -92,7 +92,9 @@ class _Scope:
             if len(values) > 1 and (n in self.made or not all(map(self._is_leaf, values)))
         }
         self.now = dict.fromkeys(self.changing, 0)  # which of its values a buffer holds
-        self.begun = {n for n, values in self.changing.items() if self._is_leaf(values[0])}
+        # A leaf is in the first buffer that is bound to it; others are copies.
+        first = {values[0]: n for n, values in reversed([*held.items()])}
+        self.begun = {n for value, n in first.items() if self._is_leaf(value)}
         # A call writes what the repeats after it begin with.
         passed = (t for t in touches if not isinstance(t, Touch))
         self.to_come = Counter(n for some in passed for n in some & self.changing.keys())
