@@ -190,7 +190,7 @@ def build_gradients(
     _refuse_trained_weight(recipe, narrowed, plan)
     with report.stage("differentiate"):
         graph = narrowed if recipe.backward else _differentiated(narrowed, plan, report).graph
-        graph = checked(with_history(checked(graph), history))
+        graph = checked(with_history(graph, history))
         passed.relate("differentiate", Relation.GRADIENTS, narrowed, graph)
     report.evidence.small = lambda: _small_gradient(recipe, plan, inputs, report)
     if recipe.options.verify == "full" and recipe.backward is None:
@@ -204,7 +204,7 @@ def build_gradients(
 
 def _narrowed(graph: Graph, recipe: StepRecipe, history: str) -> Graph:
     """The graph in the precision that was asked for."""
-    narrow = check_of(recipe.options)(apply_precision(graph, recipe.precision))
+    narrow = apply_precision(graph, recipe.precision)
     return with_float8(narrow, history) if recipe.precision in dtypes.FLOAT8 else narrow
 
 

@@ -15,7 +15,7 @@ from treadle_checker import field as numbers
 from treadle_checker.field import Array, Element, Field, chosen, is_float, joined, plain
 from treadle_checker.index import Index
 from treadle_checker.reading import NotEstablished
-from treadle_checker.types import Graph, Literal, Node, Type, Value
+from treadle_checker.types import Graph, Literal, Node, Type, Value, is_view
 
 Source = Callable[[Array], Element]  # elements by flat index
 Shape = tuple[int, ...]
@@ -25,12 +25,13 @@ BLOCK = 2**19  # of those, and terms of sums, that are made together
 
 
 def unravel(at: Array, shape: Shape) -> list[Array]:
-    """Indices along each axis."""
+    """Indices along each axis; a remainder takes NumPy far longer than a quotient."""
     found: list[Array] = []
-    for n in reversed(shape):
-        found.append(at % n)
-        at = at // n
-    return found[::-1]
+    for n in reversed(shape[1:]):
+        above = at // n if n != 1 else at
+        found.append(at - above * n)
+        at = above
+    return [at, *found[::-1]] if shape else []
 
 
 def ravel(index: list[Array], shape: Shape, length: int) -> Array:
@@ -42,12 +43,14 @@ def ravel(index: list[Array], shape: Shape, length: int) -> Array:
 
 def _distinct(at: Array, size: int) -> tuple[Array, Array]:
     """Different indices in order, and where each is among them; many are noted, not sorted."""
-    if size > 4 * len(at):
+    if size > min(64 * len(at), 2 * MOST):
         unique, places = np.unique(at, return_inverse=True)
         return unique, places
-    is_asked = np.zeros(size, bool)
+    is_asked, place = np.zeros(size, bool), np.empty(size, np.int64)
     is_asked[at] = True
-    return np.flatnonzero(is_asked), (np.cumsum(is_asked) - 1)[at]
+    unique = np.flatnonzero(is_asked)
+    place[unique] = np.arange(len(unique))
+    return unique, place[at]
 
 
 def _limited(count: int) -> int:
@@ -73,6 +76,8 @@ class Elements:
         if value in self.known:
             return self.known[value].map(lambda a: a[at])
         size = self.graph.type_of(value).size
+        if is_view(self.graph.nodes[value.node]) and 2 * len(at) < size:
+            return self._made(value, at)  # its operand looks for those that are equal
         unique, places = _distinct(at, size)
         if 2 * len(unique) >= size:
             return self.whole(value).map(lambda a: a[at])
@@ -100,14 +105,19 @@ class Elements:
         return self.known[value]
 
     def outputs(self) -> list[Element]:
-        """All elements of all outputs; nodes in order, so that no chain is too deep."""
-        needed = {v.node for _, _, v in self.graph.outputs}
+        """All elements of all outputs; nodes in order, so that no chain is too deep. What nothing
+        else reads is forgotten."""
+        last = {v.node: len(self.graph.nodes) for _, _, v in self.graph.outputs}  # readers
         for i in reversed(range(len(self.graph.nodes))):
-            if i in needed:
-                needed |= {v.node for v in self.graph.nodes[i].operands}
-        for i in sorted(needed):
+            for v in self.graph.nodes[i].operands if i in last else ():
+                last.setdefault(v.node, i)
+        for i in sorted(last):
             for output in range(len(self.graph.nodes[i].types)):
                 self.whole(Value(i, output))
+            for v in self.graph.nodes[i].operands:
+                if last[v.node] == i:
+                    self.known.pop(v, None)
+            self.some, self.bodies = {}, {}
         return [self.whole(v) for _, _, v in self.graph.outputs]
 
     def _made(self, value: Value, at: Array) -> Element:
@@ -132,14 +142,19 @@ class Elements:
         return found.spread(at.shape)
 
     def _in_blocks(self, make: Source, at: Array) -> Element:
-        """One block after another; what was computed on the way is forgotten each time."""
+        """One block after another."""
         if len(at) <= BLOCK:
             return make(at)
-        known, found = dict(self.some), list[Element]()
-        for some in np.array_split(at, -(-len(at) // BLOCK)):
-            found.append(make(some))
-            self.some = dict(known)
-        return joined(found)
+        return joined(list(map(make, self.blocks(len(at), 1, at))))
+
+    def blocks(self, count: int, each: int, of: Array | None = None) -> Iterator[Array]:
+        """Numbers below a count, or what is there of an array, some at a time if each means so many
+        elements. What is computed on the way is forgotten each time."""
+        known, size = dict(self.some), max(1, BLOCK // max(1, each))
+        for i in range(0, count, size):
+            end = min(count, i + size)
+            yield np.arange(i, end) if of is None else of[i:end]
+            self.some = self.some if size >= count else dict(known)
 
     def _body(self, at: int, node: Node) -> Elements:
         if at not in self.bodies:
@@ -245,7 +260,7 @@ class Use:
         names = sorted(self.variables.keys() & self.a["reads"][k].address.names)
         shape = tuple(self.node.types[0].shape[int(n)] for n in names)
         own = ravel([self.variables[n] for n in names], shape, self.count)
-        unique, places = np.unique(own, return_inverse=True)
+        unique, places = _distinct(own, math.prod(shape))
         return dict(zip(names, unravel(unique, shape), strict=True)), places
 
 
@@ -280,7 +295,7 @@ def _reduced(use: Use) -> Element:
     is_matrix = len(counts) == 2 and math.prod(counts) <= 2 * use.count + 64
     use.field.spend(math.prod(over), is_now=False)
     found: Element | None = None
-    for terms in _blocks(math.prod(over), max(counts) if is_matrix else use.count):
+    for terms in use.on.blocks(math.prod(over), max(counts) if is_matrix else use.count):
         inner = {str(len(use.shape) + k): i[:, None] for k, i in enumerate(unravel(terms, over))}
         part = None
         if is_matrix:
@@ -294,12 +309,6 @@ def _reduced(use: Use) -> Element:
             part = use.field.reduced(op, term, dtype)
         found = part if found is None else use.field.combined(op, found, part, dtype)
     return use.field.number(op == "mul", dtype) if found is None else found
-
-
-def _blocks(count: int, lines: int) -> Iterator[Array]:
-    """Terms one after another: nobody holds all of them."""
-    size = max(1, BLOCK // max(1, lines))
-    return (np.arange(i, min(count, i + size)) for i in range(0, count, size))
 
 
 def _ordered(use: Use) -> Element:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class Effort:
 
 
 WHOLE = Effort()
-_FLOATS = re.compile(r'"b?float\w*"')
+_without_floats = lru_cache(2**14)(partial(re.compile(r'"b?float\w*"').sub, '"float"'))
 _SWITCHES = ((0, False, False), (1, False, True), (2, True, True))  # trial, ordered, has_logs
 
 
@@ -68,21 +69,22 @@ class Equality:
         self.limit = len(self.parent)  # classes below are of the graph before
 
     def find(self, c: int) -> int:
-        while self.parent[c] != c:
-            self.parent[c] = self.parent[self.parent[c]]
-            c = self.parent[c]
+        parent = self.parent
+        while parent[c] != c:
+            parent[c] = c = parent[parent[c]]
         return c
 
     def _classes(self, graph: Graph, pairs: dict[Value, list[int]]) -> dict[Value, int]:
         places: dict[Value, int] = {}
+        find = self.find
         for i, node in enumerate(graph.nodes):
-            children = tuple([self.find(places[v]) for v in node.operands])
+            children = tuple([find(places[v]) for v in node.operands])
             for output in range(len(node.types)):
                 value = Value(i, output)
-                place = self._class(node, output, children)
-                places[value] = place
-                for other in pairs.get(value, ()):
-                    self._try(other, place)
+                place = places[value] = self._class(node, output, children)
+                if value in pairs:
+                    for other in pairs[value]:
+                        self._try(other, place)
         return places
 
     def _class(self, node: Node, output: int, children: tuple[int, ...]) -> int:
@@ -99,7 +101,7 @@ class Equality:
 
     def _key(self, node: Node, output: int, children: tuple[int, ...]) -> FormKey:
         classes = tuple(sorted(children)) if node.op in COMMUTATIVE else children
-        return _FLOATS.sub('"float"', node.key), output, classes
+        return _without_floats(node.key), output, classes
 
     def _type(self, place: int) -> Type:
         node, output = self.made[place]
@@ -254,7 +256,7 @@ class _Side:
             node, output = self.of.made[c]
             at = made.setdefault((id(node), children), len(nodes))
             if at == len(nodes):
-                nodes.append(replace(node, operands=tuple(places[x] for x in children), line=""))
+                nodes.append(node._replace(operands=tuple(places[x] for x in children), line=""))
             places[c] = Value(at, output)
         text = "\n".join(f"{n.key} {[tuple(v) for v in n.operands]} {n.types[0]}" for n in nodes)
         root = places[self.root]
@@ -291,6 +293,7 @@ def index_size(graphs: Iterable[Graph]) -> int:
     return max(1, min(found))
 
 
+@lru_cache(maxsize=4)
 def index_sizes(graph: Graph) -> dict[Value, int]:
     """How long the axes are that integers index, or are positions along."""
     found: dict[Value, int] = {}

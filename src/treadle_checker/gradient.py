@@ -12,7 +12,7 @@ from treadle_checker.field import Array, Element, Field
 from treadle_checker.reading import NotEstablished, Rejected
 from treadle_checker.types import Graph, Value
 
-MOST_LEAVES = 2**23  # elements of all leaves
+MOST_LEAVES = 2**24  # elements of all leaves
 
 
 def check_gradient(loss: Graph, both: Graph, trial: int = 0) -> str:

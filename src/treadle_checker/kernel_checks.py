@@ -208,24 +208,25 @@ class _Comparison:
         return found
 
     def _run_before(self, other: Call, memory: dict[str, Memory]) -> None:
-        """A kernel that fills what this one adds to: all of it."""
+        """A kernel that fills what this one adds to: all of it, or if that is too much, some, all
+        of which must be one number."""
         kernel = self.program.kernels[other.kernel]
         names = [name for name, _ in other.arguments]
         own = {name: memory[kernels] for kernels, name, _ in self.site.pairs}
         if kernel.inputs or any(name not in own for name in names):
             raise NotEstablished(f"{kernel.name} writes the same buffer before it")
-        fill = _filled_with(kernel)
-        if fill is not None:
-            zero = self.field.number(*fill)
-            own[names[0]].fill(lambda at: zero.spread(at.shape))
-            return
-        if sum(b.size for b in kernel.outputs) > WHOLE:
-            raise NotEstablished(f"{kernel.name} fills a buffer that is too large")
         found = {b.name: own[name] for b, name in zip(kernel.buffers, names, strict=True)}
-        machine = Machine(kernel, found, self.field)
-        machine.all_iterations = True
+        machine, stored = Machine(kernel, found, self.field), stored_elements(kernel)
+        machine.all_iterations = sum(b.size for b in kernel.outputs) <= WHOLE
         machine.run()
-        for filled in found.values():
+        for b in kernel.outputs:
+            filled = found[b.name]
+            if not machine.all_iterations:
+                some = filled.load(filled.written_at())
+                first = some.map(lambda a: a[:1])
+                if stored[b.name] < b.size or not same(some, first):
+                    raise NotEstablished(f"{kernel.name} fills a buffer that is too large")
+                filled.fill(first)
             filled.written[:], filled.is_undefined = False, False
 
     def _layout(self, binding: Binding) -> Layout:
@@ -257,8 +258,12 @@ class _Comparison:
         source = self._given(base) or (lambda at: self.on.at(base, at))
         if base == value:
             return source
-        moved = Elements(self.graph, self.field, lambda v: plain if v == base else None)
-        return lambda at: source(moved.at(value, at).p)
+
+        def moved(at: Array) -> Element:
+            on = Elements(self.graph, self.field, lambda v: plain if v == base else None)
+            return source(on.at(value, at).p)
+
+        return moved
 
     def _given(self, value: Value) -> Source | None:
         """What is generic: a cut's elements, and leaves'."""
@@ -350,20 +355,6 @@ def base_of(graph: Graph, value: Value) -> Value:
         if not is_same:
             return value
         value = node.operands[0]
-
-
-def _filled_with(kernel: Kernel) -> tuple[int | float, str] | None:
-    """The number and dtype that a kernel fills its only buffer with; None for any other."""
-    every = list(ir.walk(kernel.body))
-    loops = {s.var: s.extent for s in every if isinstance(s, For) and s.stop is None}
-    match [s for s in every if not isinstance(s, For)], kernel.buffers:
-        case [ir.Store(_, index, value, None, False)], [buffer] if value.kind == "literal":
-            reached = 1  # addresses next to each other, from 0
-            for factor, extent in sorted((f, loops.get(str(a), 0)) for f, a in index.terms):
-                reached = reached * extent if factor == reached else 0
-            is_all = reached == buffer.size and index.offset == 0 and len(loops) == len(every) - 1
-            return (value.number, value.dtype) if is_all else None  # type: ignore[return-value]
-    return None
 
 
 def stored_elements(kernel: Kernel) -> Counter[str]:

@@ -45,8 +45,8 @@ class Memory:
     ):
         self.dtype, self.source = dtype, source
         self.is_undefined, self.is_given = is_undefined, is_given
-        self.pages = np.full(16, -1, np.int64)
-        self.count, self.pieces = 0, False
+        self.pages = np.zeros(16, np.int32)  # where each is, from 1 on
+        self.numbers, self.count, self.pieces = list[Array](), 0, False
         kinds = {"q": numpy_of(dtype), "p": numpy_of(dtype), "sign": np.int8, "infinite": np.int8}
         self.parts = {name: np.zeros(0, kind) for name, kind in kinds.items()}
         self.written = np.zeros(0, bool)
@@ -55,19 +55,20 @@ class Memory:
         numbers = at // PAGE
         last = int(numbers.max(initial=0))
         if last >= len(self.pages):
-            self.pages = _grown(self.pages, last + 1, -1)
+            self.pages = _grown(self.pages, last + 1)
         found = self.pages[numbers]
-        if (found < 0).any():
-            missing = np.unique(numbers[found < 0])
+        if not found.all():
+            missing = np.unique(numbers[found == 0])
             for part in np.array_split(missing, -(-len(missing) * PAGE // CHUNK)):
                 self._add(part)
             found = self.pages[numbers]
-        return found * PAGE + at % PAGE
+        return (found.astype(np.int64) - 1) * PAGE + at % PAGE
 
     def _add(self, numbers: Array) -> None:
         rows = slice(self.count * PAGE, (self.count + len(numbers)) * PAGE)
-        self.pages[numbers] = np.arange(self.count, self.count + len(numbers))
+        self.pages[numbers] = np.arange(self.count, self.count + len(numbers)) + 1
         self.count += len(numbers)
+        self.numbers.append(numbers)
         if rows.stop > len(self.written):
             self.parts = {name: _grown(a, rows.stop) for name, a in self.parts.items()}
             self.written = _grown(self.written, rows.stop)
@@ -100,22 +101,21 @@ class Memory:
         self._put(slots, x)
         self.written[slots] = True
 
-    def fill(self, source: Source) -> None:
-        """As if a source had been written to all of it, before what is looked at."""
-        self.source, self.count, self.is_undefined = source, 0, False
-        self.pages[:] = -1
-        self.written[:] = False
+    def fill(self, x: Element) -> None:
+        """As if one element was everywhere."""
+        self.source = lambda at: x.spread(at.shape)
+        self.pages, self.numbers, self.count = np.zeros(16, np.int32), [], 0
 
     def written_at(self) -> Array:
         """Where something was stored, in order."""
-        numbers, slots = np.flatnonzero(self.pages >= 0), np.flatnonzero(self.written)
-        page_of = np.zeros(self.count, np.int64)
-        page_of[self.pages[numbers]] = numbers
-        return np.sort(page_of[slots // PAGE] * PAGE + slots % PAGE)
+        pages = np.concatenate([*self.numbers, np.zeros(0, np.int64)])
+        slots = np.flatnonzero(self.written)
+        return np.sort(pages[slots // PAGE] * PAGE + slots % PAGE)
 
 
-def _grown(old: Array, least: int, fill: int = 0) -> Array:
-    new = np.full(max(least, 2 * len(old)), fill, old.dtype)
+def _grown(old: Array, least: int) -> Array:
+    """Zeros, which take no memory where nothing is written, and what was there."""
+    new = np.zeros(max(least, 2 * len(old)), old.dtype)
     new[: len(old)] = old
     return new
 
@@ -326,10 +326,13 @@ class Machine:
     def multiply(self, s: Matmul) -> None:
         rows, deep, columns = self.sides(s)
         mask, self.mask = self.mask, None if self.mask is None else self.mask[..., None, None]
-        x, y = self._block(s.left, rows, deep), self._block(s.right, deep, columns)
-        if x.infinite is not None or y.infinite is not None:
-            raise NotEstablished("a product of infinities")
-        found, dtype = self.field.matmul(x, y), self.memory[s.target.buffer].dtype
+        dtype, found = self.memory[s.target.buffer].dtype, self.field.number(0, "float32")
+        each = (len(rows) + len(columns)) * math.prod(self.axes)
+        for some in np.array_split(deep, -(-len(deep) * each // CHUNK)):
+            x, y = self._block(s.left, rows, some), self._block(s.right, some, columns)
+            if x.infinite is not None or y.infinite is not None:
+                raise NotEstablished("a product of infinities")
+            found = self.field.combined("add", found, self.field.matmul(x, y), dtype)
         for factor in s.scales:
             found = self.field.combined("mul", found, self._block(factor), dtype)
         if s.bias is not None:

@@ -87,55 +87,38 @@ class Walk:
         return Site(call, kernel, self.graphs[scope], before, after, tuple(earlier), is_last)
 
     def _beside_a_scan(self, call: Call, kernel: Kernel, repeated: int | None) -> Site:
-        """A call whose buffers belong to a scan and to what is around it, as one of the two."""
-        written = given_to(self.program, call)[1]
-        for scope in [s for s in self.graphs if (s != "") == (repeated is not None)]:
-            before: dict[str, Binding | None] = {
-                name: self.held.get((scope, name)) or self._seen_from(scope, name, name in written)
-                for name, _ in call.arguments
-            }
-            known = {name: b for name, b in before.items() if b is not None}
-            if len(known) == len(before):
-                own = [(scope, name) for name in written if (scope, name) in self.every]
-                after = known | {name: self.every[scope, name][-1] for _, name in own}
-                self.held |= {(scope, name): after[name] for _, name in own}
-                return Site(call, kernel, self.graphs[scope], known, after, (), True)
-        self.held |= {("", n): self.every["", n][-1] for n in written if ("", n) in self.every}
+        """A call whose buffers belong to a scan and to what is around it, as one around it."""
+        written, before = given_to(self.program, call)[1], dict[str, Binding | None]()
+        for name, _ in call.arguments:
+            before[name] = self.held.get(("", name)) or self._around_a_scan(name, name in written)
+        known = {name: b for name, b in before.items() if b is not None}
+        own = {name: self.every["", name][-1] for name in written if ("", name) in self.every}
+        self.held |= {("", name): b for name, b in own.items()}
+        if repeated is None and len(known) == len(before):
+            return Site(call, kernel, self.graphs[""], known, known | own, (), True)
         return Site(call, kernel, None, {}, {}, (), True)
 
-    def _seen_from(self, scope: str, name: str, is_written: bool) -> Binding | None:
-        """What a buffer of a scan holds of the graph around it, or the other way round.
-
-        Around it, what a carry is given is an operand of the scan, and what it has in the end is a
-        result. Inside it, a row of an operand is an input of the body, and a row of what is stacked
-        is one of its outputs.
-        """
+    def _around_a_scan(self, name: str, is_written: bool) -> Binding | None:
+        """What a buffer of a scan holds of the graph around it: what a carry is given is an operand
+        of the scan, and what it has in the end is a result."""
         outer = self.graphs[""]
-        for inner, body in self.graphs.items():
-            found = self.every.get((inner if scope == "" else "", name))
-            at = inner.removeprefix("scan").removesuffix(":")
-            if not found or (scope and inner != scope) or not at.isdecimal():
-                continue
-            position = int(at)
-            if position >= len(outer.nodes) or outer.nodes[position].op != "scan":
+        for scope, body in self.graphs.items():
+            found, at = self.every.get((scope, name)), scope.removeprefix("scan").removesuffix(":")
+            position = int(at) if found and at.isdecimal() else len(outer.nodes)
+            if not found or position >= len(outer.nodes) or outer.nodes[position].op != "scan":
                 continue
             node = outer.nodes[position]
-            carries, first = node.attributes["carries"], node.attributes["constants"]
-            inputs, made = [Value(i) for i in body.inputs], [v for _, _, v in body.outputs]
-            results = [Value(position, k) for k in range(len(made))]
-            if scope == "":
-                given = node.operands[first : first + carries]
-                taken = zip(inputs[first : first + carries], given, strict=True)
-                ends = zip(made[:carries], results[:carries], strict=True)
-                pairs = list(taken if is_written else ends)
+            first, carries = node.attributes["constants"], node.attributes["carries"]
+            if is_written:
+                inside = [Value(i) for i in body.inputs[first : first + carries]]
+                outside = list(node.operands[first : first + carries])
             else:
-                slices = list(zip(node.operands, inputs, strict=False))
-                slices = slices[:first] + slices[first + carries :]
-                pairs = [*slices, *zip(results[carries:], made[carries:], strict=True)]
+                inside = [v for _, _, v in body.outputs[:carries]]
+                outside = [Value(position, k) for k in range(carries)]
             binding = found[0] if is_written else found[-1]
-            to = dict(pairs).get(value_of(binding))
-            if to is not None:
-                return replace(binding, scope=scope, node=to.node, output=to.output)
+            if value_of(binding) in inside:
+                to = outside[inside.index(value_of(binding))]
+                return replace(binding, scope="", node=to.node, output=to.output)
         return None
 
     def _signature(self, site: Site, graph: Graph) -> object:

@@ -50,8 +50,7 @@ class Literal(NamedTuple):
     type: Type
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """One use of an op. `key` is the op and its attributes as text: equal nodes have equal keys."""
 
     op: str
@@ -62,7 +61,7 @@ class Node:
     key: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
     """Nodes in order, and named values that leave it."""
 

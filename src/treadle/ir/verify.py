@@ -20,7 +20,7 @@ _UNIQUE = (
 
 def verify(graph: Graph) -> Graph:
     """The graph itself if all invariants hold; a GraphError otherwise."""
-    pending, seen = [graph], {graph}
+    pending, seen = [graph], set[Graph]()  # bodies: layers share them
     while pending:
         current = pending.pop()
         _verify_one(current)
@@ -62,13 +62,13 @@ def _verify_node(graph: Graph, position: int, node: Node) -> None:
     if type(node.attributes) is not node.op.attributes:
         found = type(node.attributes).__name__
         raise _broken(position, node, f"attributes are {found}, not {node.op.attributes.__name__}")
+    given = []
     for operand in node.operands:
         if not _exists(graph, operand, position):
             raise _broken(position, node, f"operand {operand} does not come before it")
+        given.append(graph.nodes[operand.node].types[operand.output])
     try:
-        types = infer_types(
-            node.op, node.attributes, tuple(graph.type_of(v) for v in node.operands)
-        )
+        types = infer_types(node.op, node.attributes, tuple(given))
     except TreadleError as error:
         raise _broken(position, node, f"its type rule rejects it: {error}") from error
     if types != node.types:
@@ -76,7 +76,8 @@ def _verify_node(graph: Graph, position: int, node: Node) -> None:
 
 
 def _exists(graph: Graph, value: Value, before: int) -> bool:
-    return 0 <= value.node < before and 0 <= value.output < len(graph.nodes[value.node].types)
+    node, output = value
+    return 0 <= node < before and 0 <= output < len(graph.nodes[node].types)
 
 
 def _broken(position: int, node: Node, cause: str) -> GraphError:

@@ -33,7 +33,8 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.program import Argument
 from treadle.kernel.target import Streaming
-from treadle.schedule.lower import Draft, Lowering, RepeatDraft, attributes_of
+from treadle.schedule.drafts import Draft, RepeatDraft
+from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import (
     accumulated,
     apply,

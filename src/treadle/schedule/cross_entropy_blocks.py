@@ -29,8 +29,9 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.target import Streaming
 from treadle.schedule.cross_entropy import Chunk, Head, chunk_drafts, row_drafts
+from treadle.schedule.drafts import Draft
 from treadle.schedule.keep import CHUNKED
-from treadle.schedule.lower import Draft, Lowering
+from treadle.schedule.lower import Lowering
 from treadle.schedule.nests import accumulated, compare, in_order, parallel
 from treadle.schedule.softmax import (
     F32,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -24,9 +24,10 @@ from treadle.ir.ops.shaping import DYNAMIC_UPDATE
 from treadle.ir.types import TensorType
 from treadle.kernel.bindings import Binding, Bindings, Content, Whole
 from treadle.kernel.contraction import launches_dominate
+from treadle.kernel.held import check_scope
 from treadle.kernel.index import Index, Var
 from treadle.kernel.nodes import Buffer, Kernel, Statement, Store, Value, Within
-from treadle.kernel.program import Argument, Call, Phase, Program, Repeat, Step, calls_in
+from treadle.kernel.program import Argument, Program, Step, calls_in
 from treadle.kernel.target import CPU, Target
 from treadle.rules.canonical import canonicalise
 from treadle.rules.carries import choose_carries
@@ -34,6 +35,7 @@ from treadle.rules.expansion import expand
 from treadle.rules.recurrences import scans_in_blocks
 from treadle.rules.scans import split_scans
 from treadle.rules.slices import compute_slices
+from treadle.schedule.drafts import Draft, Finisher, touches
 from treadle.schedule.homes import last_reads
 from treadle.schedule.inline import Reader, laid_out, updated_element
 from treadle.schedule.inline import attributes_of as attributes_of
@@ -48,7 +50,7 @@ from treadle.schedule.keep import (
     wider_values,
 )
 from treadle.schedule.nests import Buffers, along, axis_vars, copies, parallel, pitched, stays
-from treadle.schedule.order import Bound, Memo, Order
+from treadle.schedule.order import Memo, Order
 from treadle.schedule.patterns import concatenated_gradients, matmul_epilogues, spreads
 from treadle.schedule.pitches import Pitches, row_pitches
 from treadle.schedule.recompute import Recomputed, recomputed
@@ -114,89 +116,6 @@ def bindings_of(lowering: Lowering) -> Bindings:
     """What every buffer holds, of this graph's values and of those of the bodies of its scans."""
     found = [*lowering.bindings(), *lowering.inner_bindings]
     return Bindings(((lowering.prefix, lowering.graph), *lowering.bodies), tuple(found))
-
-
-@dataclass
-class RepeatDraft:
-    """A repeat whose kernels are not finished."""
-
-    length: int
-    reverse: bool
-    drafts: list[Draft]
-
-
-Draft = list[Bound] | RepeatDraft
-
-
-class Finisher:
-    """Kernels as calls: what only one of them touches is its own, equal ones are one."""
-
-    def __init__(
-        self,
-        drafts: list[Draft],
-        outside: set[str],
-        rows: dict[str, Argument],
-        memo: Memo,
-        with_parts: bool = False,
-    ):
-        self.rows, self.memo, self.with_parts = rows, memo, with_parts
-        users = Counter(n for bound in _bounds_in(drafts) for n in set(bound.names))
-        outside = outside | {a.buffer for a in rows.values()} | set(rows)
-        self.own = frozenset(n for n, count in users.items() if count == 1 and n not in outside)
-
-    def steps(self, drafts: list[Draft]) -> list[Step]:
-        found: list[Step] = []
-        for draft in drafts:
-            if isinstance(draft, RepeatDraft):
-                found.append(Repeat(draft.length, draft.reverse, tuple(self.steps(draft.drafts))))
-            else:
-                calls = tuple(c for c in map(self.call, draft) if c.kernel.outputs)
-                found += [Phase(calls)] if calls else []
-        return found
-
-    def call(self, bound: Bound) -> Call:
-        parts = self._parts(bound) if self.with_parts and bound.fused else ()
-        return replace(self._call(bound, self.own), parts=parts)
-
-    def _call(self, bound: Bound, own: frozenset[str]) -> Call:
-        kernel, names = self.memo.finished(bound, own)
-        arguments = tuple(self.rows.get(n, Argument(n)) for n in names)
-        return Call(kernel, arguments, bound.origins)
-
-    def _parts(self, bound: Bound) -> tuple[Call, ...]:
-        """Each large result that stays in memory by itself, from others that do."""
-        inside = {n for b in bound.fused for n in b.names} & self.own
-        least, found = self.memo.target.recomputation.least_bytes, list[Call]()
-        sizes = {n: b.nbytes for n, b in zip(bound.names, bound.kernel.buffers, strict=True)}
-        for name in dict.fromkeys(n for b in bound.fused for n in b.outputs):  # makers first
-            is_made = any(name == a.buffer for c in found for a in c.written)
-            if name in inside or sizes.get(name, 0) < least or is_made:
-                continue
-            order = Order(True, self.memo)
-            for b in _makers(bound.fused, name, inside):
-                order.add_bound(b)
-            bounds = [b for phase in order.phases() for b in phase]
-            users = Counter(n for b in bounds for n in set(b.names))
-            own = frozenset(n for n in inside if users[n] == 1)
-            found += [c for c in (self._call(b, own) for b in bounds) if c.kernel.outputs]
-        return tuple(found)
-
-
-def _makers(parts: Sequence[Bound], name: str, inside: set[str]) -> list[Bound]:
-    """The kernels that make a buffer of those that are in memory; others are `inside`."""
-    needed, found = {name}, list[Bound]()
-    for part in reversed(parts):
-        if needed & set(part.outputs):
-            found.append(part)
-            needed |= set(part.inputs) & inside
-    return found[::-1]
-
-
-def _bounds_in(drafts: list[Draft]) -> list[Bound]:
-    found: list[Bound] = []
-    for draft in drafts:
-        found += _bounds_in(draft.drafts) if isinstance(draft, RepeatDraft) else draft
-    return found
 
 
 class Lowering:
@@ -332,6 +251,11 @@ class Lowering:
 
     def bindings(self) -> list[Binding]:
         """What the buffers hold that values of this graph, or parts and copies of them, are in."""
+        rows = {alias: row.buffer for alias, row in self.rows.items()}
+        return [Binding(rows.get(name, name), self.prefix, v, c) for name, v, c in self._held()]
+
+    def _held(self) -> list[tuple[str, TensorValue, Content]]:
+        """The same by the names that kernels know: rows of buffers have their own."""
         found: list[tuple[str, TensorValue, Content]] = []
         first = [TensorValue(i) for i in self.graph.leaves.values()]  # before what replaces them
         for value in dict.fromkeys([*first, *self.names]):
@@ -339,9 +263,7 @@ class Lowering:
             found.append((self.names[value], value, layout))
         found += [(name, value, Whole()) for name, value in self.late.items()]
         found += [(name, value, Whole()) for value, name in self.before.items()]
-        found += [(name, *held) for name, held in self.held.items()] + self.carried_around
-        rows = {alias: row.buffer for alias, row in self.rows.items()}
-        return [Binding(rows.get(name, name), self.prefix, v, c) for name, v, c in found]
+        return found + [(name, *held) for name, held in self.held.items()] + self.carried_around
 
     def drafts(self) -> list[Draft]:
         """Phases of kernels, and repeats between them."""
@@ -362,7 +284,12 @@ class Lowering:
             source = self.before.get(value, self.names[value])
             order.add(*copies(source, name, self.buffers[name]))
         self.finish(order)
-        return found + list(order.phases())
+        found += order.phases()
+        held: dict[str, list[TensorValue]] = {}
+        for name, value, _ in self._held():
+            held.setdefault(name, []).append(value)
+        check_scope(self.graph, held, list(touches(found)))
+        return found
 
     def add_kernel(self, kernel: Kernel, order: Order, after: str | None) -> None:
         order.add(kernel, after=after)

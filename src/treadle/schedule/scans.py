@@ -16,10 +16,11 @@ from treadle.kernel.bindings import Whole
 from treadle.kernel.nodes import Buffer, Kernel, Statement
 from treadle.kernel.program import Argument
 from treadle.rules.expansion import expand
+from treadle.schedule.drafts import Draft, RepeatDraft
 from treadle.schedule.homes import last_reads
 from treadle.schedule.inline import ELEMENTWISE
 from treadle.schedule.keep import CHUNKED
-from treadle.schedule.lower import Draft, Lowering, RepeatDraft, attributes_of
+from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import along, axis_vars, copies, parallel, shifted
 from treadle.schedule.order import Order
 from treadle.schedule.persistent import Iterations, as_one_kernel, named

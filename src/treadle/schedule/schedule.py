@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from treadle.ir.graph import Graph
 from treadle.kernel.coverage import check_filled
+from treadle.kernel.held import check_held
 from treadle.kernel.program import Program, check_phases
 from treadle.kernel.target import CPU as CPU
 from treadle.kernel.target import GPU as GPU
@@ -41,6 +42,6 @@ def mapped(program: Program, fuse: bool, target: Target, most: int | None = None
     if fuse and target.matmuls.busy_tiles:
         program = batch_matmuls(program, target.matmuls, most)
         program = fuse_epilogues(program, target.matmuls)
-    program = check_phases(program)
+    program = check_held(check_phases(program))
     program.bindings.check(b.name for b in program.buffers)
     return check_filled(program if target.mapping is None else map_to(program, target))

@@ -72,9 +72,15 @@ def graph_record(graph: Graph, records: Records) -> dict[str, Any]:
 
 def operand_types(graph: Graph, node: Node) -> tuple[TensorType, ...]:
     """Those on which the record of a use depends; of elementwise ops none does."""
-    if node.op not in DEFINITIONS and node.op not in ORDERS and not is_read(node.op):
+    if not _is_typed(node.op):
         return ()
-    return tuple([graph.type_of(v) for v in node.operands])
+    nodes = graph.nodes
+    return tuple([nodes[v].types[k] for v, k in node.operands])
+
+
+@lru_cache(maxsize=1024)
+def _is_typed(op: Op) -> bool:
+    return op in DEFINITIONS or op in ORDERS or is_read(op)
 
 
 def use_record(

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from treadle.base.errors import GraphError
-from treadle.base.origin import Origin
 from treadle.ir.graph import Graph
 from treadle.kernel.evidence import Passage, Relation
 from treadle.verify.certificate.graphs import Records, operand_types, ordered, use_record
@@ -35,7 +34,7 @@ def _replayed(passage: Passage, known: _Graphs) -> Passage:
         return passage
     if passage.assumptions:
         return replace(passage, reason=f"equal but for {' and '.join(passage.assumptions)}")
-    proposed = [(Value(*a), Value(*b)) for a, b in passage.pairs]
+    proposed: Any = passage.pairs
     try:
         check_related("equal", known.of(before), known.of(after), proposed, QUICK)
     except NotEstablished as reason:
@@ -52,34 +51,27 @@ class _Graphs:
     def __init__(self) -> None:
         self.records = Records()
         self.uses: dict[Any, tuple[str, Any, str, Sequence[int] | None]] = {}
+        self.types: dict[Any, tuple[Type, ...]] = {}
         self.graphs: dict[str, Known] = {}
-        self.lines: dict[Origin | None, str] = {None: ""}
 
-    def of(self, graph: Graph) -> Known:
+    def of(self, graph: Graph, name: str = "") -> Known:
+        """Its values and lines are taken as they are: they look the same, and there are many."""
         nodes = []
-        types: dict[Any, Type] = {}
         for node in graph.nodes:
             use = node.op, node.attributes, operand_types(graph, node)
-            if use not in self.uses:
-                self.uses[use] = self._use(*use)
-            op, attributes, key, order = self.uses[use]
-            if node.origin not in self.lines:
-                self.lines[node.origin] = str(node.origin)
-            for t in node.types:
-                if t not in types:
-                    types[t] = Type(t.dtype.name, t.shape)
-            nodes.append(
-                Node(
-                    op,
-                    attributes,
-                    tuple([Value(*v) for v in ordered(node, order)]),
-                    tuple([types[t] for t in node.types]),
-                    self.lines[node.origin],
-                    key,
-                )
-            )
+            known = self.uses.get(use)
+            if known is None:
+                known = self.uses[use] = self._use(*use)
+            types = self.types.get(node.types)
+            if types is None:
+                types = tuple(Type(t.dtype.name, t.shape) for t in node.types)
+                self.types[node.types] = types
+            op, attributes, key, order = known
+            operands: Any = tuple(ordered(node, order))
+            line: Any = node.origin or ""
+            nodes.append(Node(op, attributes, operands, types, line, key))
         outputs = tuple((o.kind.value, o.name, Value(*o.value)) for o in graph.outputs)
-        return Known(tuple(nodes), outputs, graph.name, str(hash(graph)))
+        return Known(tuple(nodes), outputs, graph.name, name)
 
     def _use(
         self, op: Any, attributes: Any, operands: Any
@@ -91,5 +83,5 @@ class _Graphs:
 
     def _body(self, name: str) -> Known:
         if name not in self.graphs:
-            self.graphs[name] = self.of(self.records.by_name[name])
+            self.graphs[name] = self.of(self.records.by_name[name], name)
         return self.graphs[name]
