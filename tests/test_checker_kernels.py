@@ -467,3 +467,25 @@ def test_parts_of_a_variance_are_read_and_left() -> None:
     program = schedule(td.trace(lambda x: td.var(x, (0,)), td.Spec((256, 8, 256))), target=GPU)
     assert any("spread" in str(b.content) for b in program.bindings.every)
     assert all("variance" in reason for reason in reasons(program, GPU))
+
+
+def nested(h, x, w):
+    """A scan inside a scan: carries of the inner one are values of the outer body."""
+
+    def body(c, v):
+        d, ys = td.scan(lambda d, u: (td.tanh(d @ w + u), d * u), c, x[:2])
+        return td.tanh(d @ w + v), ys[0] + d
+
+    c, ys = td.scan(body, h, x)
+    return (c * c).sum() + (ys * ys).sum()
+
+
+def test_scans_in_scans_are_not_refused() -> None:
+    """By full verification, nor by the checker: a call's scope is as deep as the call."""
+    types = [td.Spec(shape) for shape in ((3, 4), (3, 3, 4), (4, 4))]
+    graph = td.trace(lambda *given: td.grad(nested, (0, 1, 2))(*given), *types)
+    program = schedule(graph, target=CPU)
+    assert any(scope.count(":") == 2 for scope, _ in program.bindings.graphs)
+    check_kernels(program)
+    claims = check_program(read_program(record_of(program, CPU)), graphs_of(program))
+    assert sum(c.is_established for c in claims) > 0.8 * len(claims)

@@ -20,8 +20,8 @@ def given_to(program: Program, call: Call) -> tuple[list[str], list[str]]:
 
 def _check_calls(program: Program) -> None:
     """Every call is of a kernel on buffers that have room for it, in all iterations of a repeat."""
-    for call, repeated in calls_of(program.steps):
-        length = 1 if repeated is None else repeated
+    for call, around in calls_of(program.steps):
+        length = around[-1] if around else 1
         if call.kernel >= len(program.kernels):
             raise Rejected(f"a call of the kernel {call.kernel}, which is not there")
         kernel = program.kernels[call.kernel]

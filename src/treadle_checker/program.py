@@ -336,16 +336,16 @@ read_kernel, read_program = declared(Kernel, as_record=True), declared(Program, 
 # Walking
 
 
-Calls = Iterator[tuple[Call, int | None]]
+Calls = Iterator[tuple[Call, tuple[int, ...]]]
 
 
-def calls_of(steps: tuple[Step, ...], repeated: int | None = None) -> Calls:
-    """Every call, and how often the innermost repeat around it makes it, if there is one."""
+def calls_of(steps: tuple[Step, ...], around: tuple[int, ...] = ()) -> Calls:
+    """Every call, and how often each of the repeats around it goes, the innermost last."""
     for step in steps:
         if isinstance(step, Phase):
-            yield from ((call, repeated) for call in step.calls)
+            yield from ((call, around) for call in step.calls)
         else:
-            yield from calls_of(step.steps, step.length)
+            yield from calls_of(step.steps, (*around, step.length))
 
 
 def walk(body: tuple[Statement, ...]) -> Iterator[Statement]:

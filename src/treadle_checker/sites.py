@@ -42,24 +42,25 @@ class Walk:
         self.every: dict[tuple[str, str], list[Binding]] = {}
         for b in program.bindings:
             self.every.setdefault((b.scope, b.buffer), []).append(b)
-        inner = {name for scope, name in self.every if scope}
-        for name in inner:  # what a carry is around its scan is found from the scan itself
-            if len(self.every.get(("", name), ())) > 1:
-                del self.every["", name]
+        # What a carry is around its scan is found from the scan itself.
+        for key in {(_around(scope), name) for scope, name in self.every if scope}:
+            if len(self.every.get(key, ())) > 1:
+                del self.every[key]
         self.held = {key: found[0] for key, found in self.every.items()}
         self.numbers: dict[object, int] = {}
         self.writers: dict[tuple[str, str], list[Call]] = {}
-        for call, repeated in calls_of(program.steps):
+        for call, around in calls_of(program.steps):
+            scope = self._scope(call, len(around)) or ""
             for name in given_to(program, call)[1]:
-                self.writers.setdefault((self._scope(call, repeated) or "", name), []).append(call)
+                self.writers.setdefault((scope, name), []).append(call)
 
     def sites(self) -> Iterator[Site]:
         seen: set[object] = set()
-        for call, repeated in calls_of(self.program.steps):
-            scope = self._scope(call, repeated)
+        for call, around in calls_of(self.program.steps):
+            scope = self._scope(call, len(around))
             kernel = self.program.kernels[call.kernel]
             if scope is None:
-                site = self._beside_a_scan(call, kernel, repeated)
+                site = self._beside_a_scan(call, kernel, len(around))
             else:
                 site = self._site(call, kernel, scope)
             key = call.kernel, site.graph and self._signature(site, site.graph)
@@ -67,11 +68,13 @@ class Walk:
                 seen.add(key)
                 yield site
 
-    def _scope(self, call: Call, repeated: int | None) -> str | None:
-        """The graph whose values a call's buffers hold: a body's first where it is repeated."""
-        order = sorted(self.graphs, key=lambda scope: (scope == "") == (repeated is not None))
-        names = {name for name, _ in call.arguments}
-        return next((s for s in order if all((s, n) in self.every for n in names)), None)
+    def _scope(self, call: Call, depth: int) -> str | None:
+        """The graph whose values a call's buffers hold: first those as deep in scans as it is, and
+        not one around that where it takes a row in each iteration."""
+        least = depth if any(row for _, row in call.arguments) else 0
+        some = [scope for scope in self.graphs if scope.count(":") >= least]
+        some.sort(key=lambda scope: abs(scope.count(":") - depth))
+        return next((s for s in some if all((s, n) in self.every for n, _ in call.arguments)), None)
 
     def _site(self, call: Call, kernel: Kernel, scope: str) -> Site:
         before = {name: self.held[scope, name] for name, _ in call.arguments}
@@ -86,39 +89,43 @@ class Walk:
             is_last &= at + 1 == len(writers)
         return Site(call, kernel, self.graphs[scope], before, after, tuple(earlier), is_last)
 
-    def _beside_a_scan(self, call: Call, kernel: Kernel, repeated: int | None) -> Site:
+    def _beside_a_scan(self, call: Call, kernel: Kernel, depth: int) -> Site:
         """A call whose buffers belong to a scan and to what is around it, as one around it."""
-        written, before = given_to(self.program, call)[1], dict[str, Binding | None]()
-        for name, _ in call.arguments:
-            before[name] = self.held.get(("", name)) or self._around_a_scan(name, name in written)
-        known = {name: b for name, b in before.items() if b is not None}
-        own = {name: self.every["", name][-1] for name in written if ("", name) in self.every}
-        self.held |= {("", name): b for name, b in own.items()}
-        if repeated is None and len(known) == len(before):
-            return Site(call, kernel, self.graphs[""], known, known | own, (), True)
+        written = given_to(self.program, call)[1]
+        for scope in [s for s in self.graphs if s.count(":") == depth]:
+            before = {
+                name: self.held.get((scope, name)) or self._seen(scope, name, name in written)
+                for name, _ in call.arguments
+            }
+            known = {name: b for name, b in before.items() if b is not None}
+            own = {n: self.every[scope, n][-1] for n in written if (scope, n) in self.every}
+            self.held |= {(scope, n): b for n, b in own.items()}
+            if len(known) == len(before):
+                return Site(call, kernel, self.graphs[scope], known, known | own, (), True)
         return Site(call, kernel, None, {}, {}, (), True)
 
-    def _around_a_scan(self, name: str, is_written: bool) -> Binding | None:
+    def _seen(self, scope: str, name: str, is_written: bool) -> Binding | None:
         """What a buffer of a scan holds of the graph around it: what a carry is given is an operand
         of the scan, and what it has in the end is a result."""
-        outer = self.graphs[""]
-        for scope, body in self.graphs.items():
-            found, at = self.every.get((scope, name)), scope.removeprefix("scan").removesuffix(":")
-            position = int(at) if found and at.isdecimal() else len(outer.nodes)
+        outer = self.graphs[scope]
+        for inner, body in self.graphs.items():
+            found, at = self.every.get((inner, name)), inner.removeprefix(scope)[4:-1]
+            is_inside = inner and _around(inner) == scope and found and at.isdecimal()
+            position = int(at) if is_inside else len(outer.nodes)
             if not found or position >= len(outer.nodes) or outer.nodes[position].op != "scan":
                 continue
             node = outer.nodes[position]
             first, carries = node.attributes["constants"], node.attributes["carries"]
-            if is_written:
-                inside = [Value(i) for i in body.inputs[first : first + carries]]
-                outside = list(node.operands[first : first + carries])
-            else:
-                inside = [v for _, _, v in body.outputs[:carries]]
-                outside = [Value(position, k) for k in range(carries)]
             binding = found[0] if is_written else found[-1]
-            if value_of(binding) in inside:
-                to = outside[inside.index(value_of(binding))]
-                return replace(binding, scope="", node=to.node, output=to.output)
+            if is_written:
+                given = map(Value, body.inputs[first : first + carries])
+                pairs = dict(zip(given, node.operands[first:], strict=False))
+            else:
+                made = (v for _, _, v in body.outputs[:carries])
+                pairs = {v: Value(position, k) for k, v in enumerate(made)}
+            to = pairs.get(value_of(binding))
+            if to is not None:
+                return replace(binding, scope=scope, node=to.node, output=to.output)
         return None
 
     def _signature(self, site: Site, graph: Graph) -> object:
@@ -142,6 +149,11 @@ class Walk:
         made = (value_of(site.after[n]) for _, n, is_output in site.pairs if is_output)
         ends = tuple(("given", given[v]) if v in given else (known[v.node], v.output) for v in made)
         return contents, ends, tuple(c.kernel for c in site.earlier)
+
+
+def _around(scope: str) -> str:
+    """The scope around a scan's: of "scan3:scan5:", where 5 is a node of a body, "scan3:"."""
+    return scope[: scope[:-1].rfind(":") + 1]
 
 
 def value_of(binding: Binding) -> Value:

@@ -66,22 +66,22 @@ class _Walk:
         self.readers: Counter[tuple[str, str]] = Counter()
         self.begun: dict[str, list[Site]] = {}  # algorithms that later calls go on with
         self.repeats: Counter[tuple[str, str]] = Counter()  # to come, that carry something
-        for call, is_repeated in _calls(program.steps, False):
+        for call, depth in _calls(program.steps):
             if isinstance(call, Repeat):
-                self.repeats.update(self._carried(call))
+                self.repeats.update(self._carried(call, depth))
                 continue
-            scope = self._scope(call, is_repeated) or ""
+            scope = self._scope(call, depth) or ""
             for a in call.written:
                 self.writers.setdefault((scope, a.buffer), []).append(call)
             for a in call.arguments[: len(call.kernel.inputs)]:
                 self.readers[scope, a.buffer] += 1
 
     def sites(self) -> Iterator[Site]:
-        for call, is_repeated in _calls(self.program.steps, False):
+        for call, depth in _calls(self.program.steps):
             if isinstance(call, Repeat):
-                self._pass(call)
+                self._pass(call, depth)
                 continue
-            scope = self._scope(call, is_repeated)
+            scope = self._scope(call, depth)
             site = self._unknown(call) if scope is None else self._site(call, scope)
             if scope is not None and self._goes_on(scope, site):
                 continue
@@ -90,23 +90,23 @@ class _Walk:
                 self.seen.add(key)
                 yield site
 
-    def _carried(self, repeat: Repeat) -> set[tuple[str, str]]:
+    def _carried(self, repeat: Repeat, depth: int) -> set[tuple[str, str]]:
         """Scopes and buffers that hold one thing before a repeat, and another after it.
 
         They are those around it: in the scope of its calls a carry is written by a call.
         """
         within: dict[str, set[str | None]] = {}
-        for call, _ in _calls(repeat.steps, True):
+        for call, at in _calls(repeat.steps, depth + 1):
             if isinstance(call, Call):
                 for a in call.written:
                     if not a.row:
-                        within.setdefault(a.buffer, set()).add(self._scope(call, True))
+                        within.setdefault(a.buffer, set()).add(self._scope(call, at))
         several = (key for key, found in self.every.items() if len(found) > 1)
         return {(s, b) for s, b in several if b in within and s not in within[b]}
 
-    def _pass(self, repeat: Repeat) -> None:
+    def _pass(self, repeat: Repeat, depth: int) -> None:
         """After a repeat its carries hold what it gives to the graph around it."""
-        carried = self._carried(repeat)
+        carried = self._carried(repeat, depth)
         self.repeats.subtract(carried)
         self.held |= {key: self._state(*key) for key in carried}
 
@@ -115,10 +115,10 @@ class _Walk:
         every = self.every[scope, buffer]
         return every[-1 - min(self.repeats[scope, buffer], len(every) - 1)]
 
-    def _scope(self, call: Call, is_repeated: bool) -> str | None:
-        """The graph whose values a call's buffers hold: a body's first where it is repeated."""
+    def _scope(self, call: Call, depth: int) -> str | None:
+        """The graph whose values a call's buffers hold: first those as deep in scans as it is."""
         names = {a.buffer for a in call.arguments}
-        order = sorted(self.graphs, key=lambda s: (s == "") == is_repeated)
+        order = sorted(self.graphs, key=lambda s: abs(s.count(":") - depth))
         return next((s for s in order if all((s, n) in self.every for n in names)), None)
 
     def _goes_on(self, scope: str, site: Site) -> bool:
@@ -168,15 +168,15 @@ class _Walk:
         return {a.buffer: self.held[scope, a.buffer] for a in call.arguments}
 
 
-def _calls(steps: tuple[Step, ...], is_repeated: bool) -> Iterator[tuple[Call | Repeat, bool]]:
-    """Calls in order, and repeats behind what they repeat."""
+def _calls(steps: tuple[Step, ...], depth: int = 0) -> Iterator[tuple[Call | Repeat, int]]:
+    """Calls in order, repeats behind what they repeat, and how many repeats are around each."""
     for step in steps:
         match step:
             case Phase(calls):
-                yield from ((call, is_repeated) for call in calls)
+                yield from ((call, depth) for call in calls)
             case Repeat(_, _, inner):
-                yield from _calls(inner, True)
-                yield step, is_repeated
+                yield from _calls(inner, depth + 1)
+                yield step, depth
 
 
 def given_values(calls: Sequence[Call], before: Mapping[str, Binding]) -> dict[Value, int]:
