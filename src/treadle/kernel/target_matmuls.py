@@ -69,14 +69,14 @@ class Matmuls:
     has_float8: bool = False  # whether it multiplies floats of 8 bits: from chips of 8.9 on
     scales_float8: bool = True  # and multiplies the product by numbers of the device
     float8_pack: int = 16  # elements of which their axes are multiples: cuBLASLt's 16 bytes
-    # Whether kernels of our own multiply where an elementwise kernel follows, and that depth up to
-    # which they do for each pass over the result that is saved: on an H200 their products run at a
-    # library's rate at a depth of 768, where a pass is a sixth of the time (bench/README.md).
+    # Whether kernels of our own multiply where an elementwise kernel follows, and the depth up to
+    # which they do for each pass over the result that is saved. Timed on an H200 at depths of 192
+    # to 1,024 (docs/cuda.md); deeper, a pass is a smaller part of the time than a library is ahead.
     finishes: bool = False
     finished_depth: int = 1792
     finished_blocks: int = 264  # tiles, from which on: two for each multiprocessor
     # Elements of the depth for each operation on an element: warps that finish a tile have as long
-    # as it takes to multiply the next.
+    # as it takes to multiply the next. Chosen.
     finished_work: int = 20
     most_depth: int = 256  # elements of a head of attention: cuDNN's on compute capability 9.0
     least_pitched: int = 64  # elements of a row that may be followed by up to a pack of nothing
