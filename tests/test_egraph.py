@@ -454,7 +454,7 @@ def test_rows_that_tokens_choose_are_multiplied_once(rows: int, is_rewritten: bo
 
     ours, rules = gradients("cpu")
     exact, _ = gradients("oracle")
-    wanted = {"product_of_chosen_rows", "sum_over_chosen_rows", "product_of_added_rows"}
+    wanted = {"product_of_embedding", "sum_over_chosen_rows", "product_of_added_rows"}
     assert (wanted <= rules) == is_rewritten
     assert bool(wanted & rules) == is_rewritten
     for name, value in exact.items():

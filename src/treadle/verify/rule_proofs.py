@@ -13,6 +13,7 @@ import numpy as np
 
 from treadle.domains.field import equal_graphs, failure_probability
 from treadle.egraph.language import DataRule, to_text
+from treadle.ir.composites import EMBEDDING
 from treadle.ir.graph import Graph
 from treadle.ir.ops.indexing import Gather, ScatterAdd
 from treadle.ir.types import TensorType
@@ -161,7 +162,7 @@ def _drawn(
 def _given(left: Graph, right: Graph) -> Mapping[str, object]:
     """Values for leaves that are no floats; indices are inside what they index."""
     rng, most = np.random.default_rng(0), dict[str, int]()
-    for graph in (left, right):  # one side may have a composite
+    for graph in (left, right):
         _lengths(graph, most)
     types = leaves(left).items()
     return {n: rng.integers(0, min(2, most.get(n, 2)), t.shape) for n, t in types if not t.is_float}
@@ -171,13 +172,14 @@ def _lengths(graph: Graph, found: dict[str, int]) -> None:
     """How long the axes are that leaves index, by the leaves' names."""
     names = {i: name for name, i in graph.leaves.items()}
     for node in graph.nodes:
-        match node.attributes:
-            case Gather(axis):
-                length = graph.type_of(node.operands[0]).shape[axis]
-            case ScatterAdd(size=length):
-                pass
-            case _:
-                continue
+        if node.op is EMBEDDING:
+            length = graph.type_of(node.operands[0]).shape[0]
+        elif isinstance(node.attributes, Gather):
+            length = graph.type_of(node.operands[0]).shape[node.attributes.axis]
+        elif isinstance(node.attributes, ScatterAdd):
+            length = node.attributes.size
+        else:
+            continue
         name = names.get(node.operands[1].node)
         if name is not None:
             found[name] = min(length, found.get(name, length))
