@@ -72,6 +72,13 @@ def summed(x, w, y):
     return found, td.cast(found, td.float32).sum(0)
 
 
+def by_parts(x, w, y):
+    """A row of another tensor is read for all rows of a part."""
+    product = (x @ w).reshape(8, x.shape[0] // 8, w.shape[1])
+    found = product * y[:, None, :]
+    return found, td.cast(found, td.float32).sum((0, 1))
+
+
 # Rows, columns and depth: whole tiles, less than one, remainders of each, an odd number of tiles.
 SIZES = [(256, 256, 64), (128, 8, 8), (200, 264, 72), (384, 520, 40), (640, 256, 200)]
 FUNCTIONS = [biased, turned, kept, joined]
@@ -108,6 +115,25 @@ def test_columns_are_summed_by_parts() -> None:
     assert found.inner.extent % Warpgroups.ROWS == 0
     arrays = draw(graph, 4)
     assert_within(graph, arrays, run(program, arrays))
+
+
+def test_what_is_read_once_for_a_part() -> None:
+    graph = traced(by_parts, (1024, 8), (8, 136), (8, 136))
+    program = scheduled(graph, target=FINISHING)
+    (found,) = templates(program)
+    assert found.inner is not None
+    arrays = draw(graph, 8)
+    assert_within(graph, arrays, run(program, arrays))
+    assert "first.row / 128" in "\n".join(render_program(program).parts)
+
+
+def test_equal_layers_have_one_kernel() -> None:
+    def layers(x, v, w):
+        return td.relu(td.relu(x @ v) @ w)
+
+    program = scheduled(traced(layers, (128, 64), (64, 64), (64, 64)), target=FINISHING)
+    assert len(templates(program)) == 2
+    assert len({id(call.kernel) for call, _ in program.counted_calls()}) == 1
 
 
 def test_what_is_rounded_is_rounded_once_and_as_before() -> None:

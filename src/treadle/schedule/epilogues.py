@@ -65,7 +65,8 @@ def fuse_epilogues(program: Program, limits: Matmuls) -> Program:
 class _Fusing:
     source: Program
     limits: Matmuls
-    kernels: dict[tuple[object, ...], Kernel | None] = field(default_factory=dict)
+    # Kernels by what they are made of, and which of its buffers they take; None: nothing is fused.
+    made: dict[tuple[object, ...], tuple[Kernel, list[int]] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.reads: dict[str, int] = {}  # calls that read a buffer, and outputs
@@ -121,22 +122,23 @@ class _Fusing:
         return found if is_ready and is_plain else None
 
     def _fused(self, call: Call, follower: Call) -> Call | None:
+        """Both as one call; equal layers have one kernel, which is made once."""
         (target,) = (a.buffer for a in call.written)
         is_kept = self.reads[target] > 1
-        names = dict[str, int]()
-        pattern = [
-            names.setdefault(a.buffer, len(names)) for a in (*call.arguments, *follower.arguments)
-        ]
-        key = (id(call.kernel), id(follower.kernel), *pattern, is_kept)
-        first, second = (_with_arguments(c) for c in (call, follower))
-        fused = _Epilogue(first, second, target, self.limits, is_kept).kernel()
-        if fused is None:
+        every = [a.buffer for a in (*call.arguments, *follower.arguments)]
+        names = list(dict.fromkeys(every))
+        key = (id(call.kernel), id(follower.kernel), *map(names.index, every), is_kept)
+        if key not in self.made:
+            first, second = (_with_arguments(c) for c in (call, follower))
+            made = _Epilogue(first, second, target, self.limits, is_kept).kernel()
+            taken = [] if made is None else [names.index(b.name) for b in made.buffers]
+            self.made[key] = None if made is None else (anonymous(made), taken)
+        found = self.made[key]
+        if found is None:
             return None
-        known = self.kernels.setdefault(key, anonymous(fused))
-        assert known is not None
-        arguments = tuple(Argument(b.name) for b in fused.buffers)
+        kernel, positions = found
         origins = tuple(dict.fromkeys((*call.origins, *follower.origins)))
-        return Call(known, arguments, origins)
+        return Call(kernel, tuple(Argument(names[i]) for i in positions), origins)
 
 
 def _with_arguments(call: Call) -> Kernel:

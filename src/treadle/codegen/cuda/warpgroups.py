@@ -298,6 +298,7 @@ class _Finishing(Writer):
                 self.names[local] = self.new("total")
                 self.add(f"f32 {self.names[local]}[{t.LANES}] = {{}};")
             with self.in_lanes(t.column, t.LANES, self.found.element, {*sums, t.rounded}):
+                self._at_row("first.row", "first")
                 moving = self._load_columns()
                 with self._each_tile():
                     self._finish_tile(moving)
