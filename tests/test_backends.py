@@ -20,16 +20,18 @@ from refusals import refused
 from treadle import losses, nn, optim, pipeline
 from treadle.backends import compiled, registry, stored, views
 from treadle.backends.cpu.backend import CPU, CpuToolchain
+from treadle.backends.cuda.backend import CudaToolchain
 from treadle.backends.cuda.stored import packed_code, unpacked_code
 from treadle.backends.protocol import RescheduleError
 from treadle.backends.registry import DEVICES, FASTEST, REFERENCE, backend
 from treadle.backends.stored import SHAPELESS, UNRELATED, fingerprint_of, key_of
 from treadle.base.errors import DeviceError, IndexRangeError
 from treadle.compile_report import CompileOptions, CompileReport
-from treadle.kernel.launch import CooperativeLaunch, Launch
+from treadle.kernel.launch import CooperativeLaunch, Launch, LibraryLaunch
 from treadle.kernel.plan import Entry, Plan
 from treadle.runtime.cuda.code import CudaCode
 from treadle.runtime.cuda.compiler import CUBIN
+from treadle.runtime.cuda.conv import NoLibraryCallError, every_planned
 from treadle.runtime.cuda.launches import Code
 from treadle.runtime.executable import Ceilings
 from treadle.step import looking
@@ -183,6 +185,37 @@ def test_a_program_is_scheduled_once_more_if_a_library_lacks_a_call(
     assert "not by a library: conv: no plan runs, of float32[1, 2]" in str(report)
     (found,) = program.run({name: np.array([1.0, 2.0]) for name in graph.leaves})
     assert found.tolist() == [2.0, 3.0]
+
+
+def test_a_report_says_that_there_is_no_library_for_attention() -> None:
+    def attention(q, k, v):
+        return [td.attention(q, k, v)]
+
+    report = CompileReport("cuda", "float32")
+    with fake_gpu():
+        for function, count in ((attention, 3), (attention, 3), (lambda x: [x + 1], 1)):
+            graph = td.trace(function, *[td.Spec((1, 2, 40, 8), td.bfloat16)] * count)
+            backend("cuda").load(graph, report, CompileOptions(), "forward")
+    assert str(report).count("not by a library: attention, convolutions: cuDNN or its") == 1
+
+
+def test_all_calls_that_a_library_lacks_are_found_at_once() -> None:
+    calls = {i: LibraryLaunch(f"call{i}", (), (), ()) for i in range(4)}
+
+    def plan(i: int, call: LibraryLaunch) -> str:
+        if i % 2:
+            raise NoLibraryCallError(call, f"no plan for {i}")
+        return call.name
+
+    with pytest.raises(NoLibraryCallError) as caught:
+        every_planned(calls, plan)
+    toolchain = CudaToolchain()
+    again = toolchain._after(caught.value)
+    assert isinstance(again, RescheduleError)
+    assert again.causes == ("call1: no plan for 1, of ", "call3: no plan for 3, of ")
+    assert again.toolchain.without == {("call1", (), ()), ("call3", (), ())}
+    assert again.toolchain._after(caught.value) is caught.value, "once more would not end"
+    assert every_planned({0: calls[0]}, plan) == {0: "call0"}
 
 
 # A GPU's code in the plan cache

@@ -27,6 +27,7 @@ from treadle.compile_report import CompileReport
 from treadle.ir import composites as c
 from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
+from treadle.kernel import target as targets
 from treadle.kernel.launch import LibraryLaunch, Tensor, call_of
 from treadle.kernel.program import Program
 from treadle.kernel.target import GPU
@@ -37,7 +38,11 @@ from treadle.runtime.cuda.dnn import has_dnn
 from treadle.schedule.templates import LibraryCallKey, attention_call_key
 from treadle.step.programs import UNWATCHED
 
-WITH_ATTENTION = dataclasses.replace(ALONE, has_attention=True)
+# Also where few scores would be faster by the definition.
+SHORT = {"short_scores": 1, "short_biased_scores": 1}
+WITH_ATTENTION = dataclasses.replace(
+    ALONE, has_attention=True, matmuls=dataclasses.replace(ALONE.matmuls, **SHORT)
+)
 Shape = tuple[int, ...]
 Sizes = tuple[int, int, int, int, int, int, int]  # batch, heads, groups, queries, keys, widths
 BERT: Sizes = (2, 4, 4, 24, 24, 16, 16)
@@ -302,6 +307,28 @@ def test_a_plan_that_is_refused_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -
     assert caught.value.call is call
 
 
+@pytest.mark.parametrize(
+    ("queries", "keys", "bias", "is_library"),
+    [
+        (32, 32, (), False),
+        (33, 32, (), True),
+        (32, 32, (2, 1, 1, 32), False),
+        (49, 49, (2, 1, 49, 49), True),  # a mask: all heads have the same
+        (49, 49, (2, 1, 1, 49), True),
+        (49, 49, (1, 4, 49, 49), False),  # a bias of each head, as windows of pixels have
+        (96, 96, (2, 4, 96, 96), False),
+        (97, 96, (2, 4, 97, 96), True),
+    ],
+)
+def test_heads_of_few_scores_are_the_definition(
+    queries: int, keys: int, bias: Shape, is_library: bool
+) -> None:
+    target = dataclasses.replace(ALONE, has_attention=True)
+    graph = graph_of((2, 4, 4, queries, keys, 16, 16), bias, "qkvb" if bias else "qkv")
+    called = calls_of(scheduled(graph, target=target))
+    assert ({"attention", "attention_grad"} <= called.keys()) is is_library
+
+
 # On the device
 
 # Every set of axes that a bias may have.
@@ -317,6 +344,7 @@ ON_DEVICE: list[tuple[Sizes, Shape, str, bool]] = [
     ((2, 4, 4, 1, 17, 32, 32), (1, 1, 1, 17), "qkv", False),
     ((2, 4, 4, 64, 64, 136, 136), (), "qkv", False),
     ((2, 4, 4, 64, 64, 256, 256), (), "qkv", False),
+    ((64, 3, 3, 49, 49, 32, 32), (1, 3, 49, 49), "qkvb", False),
     # A number for all keys of a query has a gradient of 0.
     *(((2, 4, 4, 40, 48, 32, 32), s, "qkvb" if s[3] > 1 else "qkv", False) for s in BIASES),
 ]
@@ -331,7 +359,9 @@ def as_compiled(graph: Graph, arrays: dict[str, np.ndarray]) -> tuple[np.ndarray
 @needs_gpu
 @pytest.mark.skipif(not has_dnn(), reason="cuDNN's frontend is not installed")
 @pytest.mark.parametrize("case", ON_DEVICE, ids=str)
-def test_attention_on_the_device(case) -> None:
+def test_attention_on_the_device(case, monkeypatch: pytest.MonkeyPatch) -> None:
+    matmuls = dataclasses.replace(GPU.matmuls, **SHORT)
+    monkeypatch.setattr(targets, "GPU", dataclasses.replace(GPU, matmuls=matmuls))
     graph = graph_of(*case)
     arrays = draw(graph, 3)
     assert_within(graph, arrays, as_compiled(graph, arrays), 4)

@@ -120,7 +120,7 @@ def _built(
                 program = toolchain.load(graph, built)
         except RescheduleError as missing:
             toolchain = missing.toolchain
-            report.refused.append(missing.cause)
+            report.refused += missing.causes
             continue
         taken = _values(graph, report) + facts("", built, program, from_cache=False).nbytes
         held = _values(graph, report) + program.workspace

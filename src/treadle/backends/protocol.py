@@ -36,12 +36,13 @@ class Built(Generic[Code]):
 class RescheduleError(Exception):
     """A target turned out to lack something that a program was scheduled for.
 
-    `toolchain` knows that it is missing; `cause` is the call and what its library said.
+    `toolchain` knows that it is missing; `causes` are the calls and what their library said.
     """
 
-    def __init__(self, toolchain: Toolchain[Any, Any], cause: str = ""):
-        super().__init__(f"the program must be scheduled without a library call: {cause}")
-        self.toolchain, self.cause = toolchain, cause
+    def __init__(self, toolchain: Toolchain[Any, Any], *causes: str):
+        told = "; ".join(causes)
+        super().__init__(f"the program must be scheduled without a library call: {told}")
+        self.toolchain, self.causes = toolchain, causes
 
 
 class Toolchain(Protocol[Source, Code]):

@@ -79,6 +79,11 @@ class Matmuls:
     # as it takes to multiply the next. Chosen.
     finished_work: int = 20
     most_depth: int = 256  # elements of a head of attention: cuDNN's on compute capability 9.0
+    # Scores of a head up to which attention is faster by its definition than by cuDNN, whose blocks
+    # are of 128 queries and keys: without a bias, and with one for each score, whose gradient cuDNN
+    # writes for all batches before it sums it. Timed on an H200 (docs/decisions.md, "Short rows").
+    short_scores: int = 32 * 32
+    short_biased_scores: int = 96 * 96
     least_pitched: int = 64  # elements of a row that may be followed by up to a pack of nothing
     # Operations, below which a thread for each element is as fast: chosen.
     flops_for_library: int = 1 << 16

@@ -121,14 +121,26 @@ def is_attention_for_library(node: Node, types: Types, target: Target) -> bool:
 
     It may still say that it has no plan for a call, which is then one of `target.without`.
     """
-    q, k, v = types[3:6] if node.op is c.ATTENTION_GRAD else types[:3]
+    q, _, v = types[3:6] if node.op is c.ATTENTION_GRAD else types[:3]
     narrow = [t for i, t in enumerate(types) if node.op is c.ATTENTION or i != 2]  # no logsumexp
     if any(t.dtype is not q.dtype or not t.dtype.is_narrow or not t.size for t in narrow):
         return False
     limits = target.matmuls
     fits = all(n % limits.pack == 0 and n <= limits.most_depth for n in (q.shape[3], v.shape[3]))
-    is_single = q.shape[2] == k.shape[2] == 1  # whose gradient cuDNN refuses
-    return fits and not is_single and attention_call_key(node, types) not in target.without
+    is_known = attention_call_key(node, types) not in target.without
+    return fits and is_known and not _is_short(node, types, target)
+
+
+def _is_short(node: Node, types: Types, target: Target) -> bool:
+    """Whether a head has so few scores that a library's blocks would be mostly empty.
+
+    A bias with a row for each head and query is taken for one that is trained; others are masks.
+    """
+    is_grad, limits = node.op is c.ATTENTION_GRAD, target.matmuls
+    q, k, _, *biases = types[3:] if is_grad else types
+    is_trained = any(b.shape[1] > 1 and b.shape[2] > 1 for b in biases)
+    most = limits.short_biased_scores if is_trained else limits.short_scores
+    return q.shape[2] * k.shape[2] <= max(1, most)  # one score's gradient cuDNN refuses
 
 
 def attention_numbers(node: Node) -> tuple[tuple[str, float], ...]:

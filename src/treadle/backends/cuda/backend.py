@@ -128,16 +128,17 @@ class CudaToolchain:
             raise self._after(missing) from missing
 
     def _after(self, missing: NoLibraryCallError) -> Exception:
-        """The toolchain that knows of a call which a library has not."""
-        call = missing.call
-        operands = tuple((t.shape, t.dtype) for t in call.operands)
-        called = (call.name, operands, call.numbers)
-        if called in self.without:
-            return missing  # it was scheduled all the same: once more would not end
-        shapes = ", ".join(f"{t.dtype}{list(t.shape)}" for t in call.operands)
-        said = str(missing).partition("\n")[0]
-        without = replace(self, without=self.without | {called})
-        return RescheduleError(without, f"{said}, of {shapes}")
+        """The toolchain that knows of the calls which a library has not."""
+        causes = dict[LibraryCallKey, str]()
+        for call, said in missing.causes:
+            operands = tuple((t.shape, t.dtype) for t in call.operands)
+            shapes = ", ".join(f"{t.dtype}{list(t.shape)}" for t in call.operands)
+            told = said.partition("\n")[0]
+            causes.setdefault((call.name, operands, call.numbers), f"{told}, of {shapes}")
+        if causes.keys() <= self.without:
+            return missing  # they were scheduled all the same: once more would not end
+        without = replace(self, without=self.without | causes.keys())
+        return RescheduleError(without, *causes.values())
 
     def pack(self, code: CudaCode, program: CudaProgram) -> dict[str, bytes]:
         """With the algorithms that loading chose."""
@@ -163,6 +164,13 @@ class CudaToolchain:
     def ceilings(self) -> Ceilings:
         """Of the device's memory."""
         return ceilings()
+
+
+# For a report: nothing else would tell why a step is several times slower than it could be.
+NO_DNN = (
+    "attention, convolutions: cuDNN or its frontend cannot be loaded; install treadle[cuda], or "
+    "nvidia-cudnn-cu13 and nvidia-cudnn-frontend"
+)
 
 
 def _calls_dnn(graph: Graph) -> bool:
@@ -235,6 +243,8 @@ class CudaBackend:
     def load(
         self, graph: Graph, report: CompileReport, options: CompileOptions, name: str
     ) -> Executable:
+        if _calls_dnn(graph) and not has_dnn() and NO_DNN not in report.refused:
+            report.refused.append(NO_DNN)
         program = compiled.load(self.toolchain(options), graph, report, options, name)
         if options.verify == "full":
             found = compiled.compiled_part(program)

@@ -6,7 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from treadle.kernel.launch import Launch, LibraryLaunch
 from treadle.runtime.cuda.attention import planned_attention
-from treadle.runtime.cuda.conv import ConvCall, PlannedConvolutions, unpacked_convolution
+from treadle.runtime.cuda.conv import (
+    ConvCall,
+    PlannedConvolutions,
+    every_planned,
+    unpacked_convolution,
+)
 from treadle.runtime.cuda.dnn import DnnCall, unpacked
 from treadle.runtime.cuda.workers import begun_workers, close_workers
 
@@ -37,8 +42,9 @@ class LibraryCalls:
         """All of them; what was planned, on memory for an entry, is added to the plans."""
         try:
             found: dict[int, Called] = {
-                i: planned_attention(call, self._is_deterministic)
-                for i, call in self._attention.items()
+                **every_planned(
+                    self._attention, lambda _, call: planned_attention(call, self._is_deterministic)
+                )
             }
             if self._convolutions is not None:
                 found |= self._convolutions.fastest(memory)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import TypeVar
 
 from treadle.kernel.launch import LibraryLaunch, Tensor
 from treadle.kernel.target import GPU
@@ -46,12 +47,34 @@ _OPERATIONS = {
 }
 
 
-class NoLibraryCallError(Exception):
-    """A library has no plan for a call."""
+Planned = TypeVar("Planned")
 
-    def __init__(self, call: LibraryLaunch, cause: str):
+
+class NoLibraryCallError(Exception):
+    """A library has no plan for a call, and for those of `others`."""
+
+    def __init__(self, call: LibraryLaunch, cause: str, others: Sequence[NoLibraryCallError] = ()):
         super().__init__(f"{call.name}: {cause}")
-        self.call = call
+        self.causes: list[tuple[LibraryLaunch, str]] = [(call, str(self))]
+        self.causes += [cause for other in others for cause in other.causes]
+        self.call, self.cause = call, cause
+
+
+def every_planned(
+    calls: Mapping[int, LibraryLaunch], plan: Callable[[int, LibraryLaunch], Planned]
+) -> dict[int, Planned]:
+    """Calls with their plans. All that have none are named at once: a program that was scheduled
+    again for each of them would take as often as long."""
+    found, missing = dict[int, Planned](), list[NoLibraryCallError]()
+    for i, call in calls.items():
+        try:
+            found[i] = plan(i, call)
+        except NoLibraryCallError as error:
+            missing.append(error)
+    if missing:
+        first, *others = missing
+        raise NoLibraryCallError(first.call, first.cause, others) from first
+    return found
 
 
 class ConvCall:
@@ -164,12 +187,13 @@ class PlannedConvolutions:
 
     def fastest(self, memory: Callable[[int], Sequence[int]]) -> dict[int, ConvCall]:
         """Calls with the fastest of these plans, timed on memory for their buffers."""
-        found = {}
-        for i, call in self._calls.items():
+
+        def fastest(i: int, call: LibraryLaunch) -> ConvCall:
             built, others = self._begun[i].result()
             rest = (_built(call, proposal) for proposal in others)
-            found[i] = _fastest(call, built, rest, memory(i))
-        return found
+            return _fastest(call, built, rest, memory(i))
+
+        return every_planned(self._calls, fastest)
 
     def _begin(self, call: LibraryLaunch, is_deterministic: bool) -> Begun:
         """The plans that are timed, and others that may be built."""

@@ -145,7 +145,8 @@ def _map_scatter(kernel: Kernel, mapping: Mapping) -> Kernel:
     found = scatter_of(kernel)
     assert found is not None
     room = scatter_room(mapping) // (found.width * itemsize_of(kernel, found))
-    rows = max(1, min(mapping.scatter_rows, room))
+    shared_out = -(-found.row.extent // mapping.blocks)  # few rows are spread over all blocks
+    rows = max(1, min(mapping.scatter_rows, room, shared_out))
     template = Scattered(
         rows,
         -(-found.row.extent // rows),
