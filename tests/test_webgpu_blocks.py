@@ -21,8 +21,8 @@ from treadle.codegen.wgsl.driver import shader
 from treadle.domains.float64 import evaluate_float64
 from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
-from treadle.kernel.mapped import shared_bytes
-from treadle.kernel.nodes import Kernel, Matmul, Matrix, Space
+from treadle.kernel.mapped import held_matrices, is_of_warps, shared_bytes
+from treadle.kernel.nodes import Barrier, For, Kernel, Matmul, Matrix, Role, Space
 from treadle.kernel.target import Target
 from treadle.kernel.target_webgpu import FULL, target_of
 from treadle.kernel.traverse import walk
@@ -54,7 +54,12 @@ def kernels(graph: Graph) -> list[Kernel]:
 
 
 QUICK = (2, 1, 40, 40, 16, True)
-MORE = [(2, 1, 35, 50, 16, False), (2, 2, 33, 33, 64, True), (3, 1, 16, 70, 48, False)]
+MORE = [
+    (2, 1, 90, 140, 16, True),
+    (2, 1, 35, 50, 16, False),
+    (2, 2, 33, 33, 64, True),
+    (3, 1, 16, 70, 48, False),
+]
 
 
 @pytest.mark.parametrize("sizes", [QUICK, *(pytest.param(s, marks=pytest.mark.slow) for s in MORE)])
@@ -77,11 +82,78 @@ def test_blocks_fit_a_workgroup() -> None:
         assert shared_bytes(kernel) <= mapping.shared_limit
 
 
+def test_scores_that_grow_scale_sums_down() -> None:
+    """Later keys have much greater scores: what was summed before has to become smaller."""
+    heads, length, depth = 1, 80, 16
+    type_ = TensorType((1, heads, length, depth), dtypes.float16)
+    graph = td.trace(lambda q, k, v: [td.attention(q, k, v)], type_, type_, type_)
+    arrays = {n: a.astype(np.float16) for n, a in draw(graph, 1).items()}
+    arrays["q"] = np.full(type_.shape, 1.0, np.float16)
+    grown = np.linspace(-8, 8, length)[:, None] * np.ones(depth)  # scores from -32 to 32
+    arrays["k"] = np.broadcast_to(grown, type_.shape).astype(np.float16)
+    (found,) = run(schedule(graph, target=always()), arrays)
+    (expected,) = evaluate_float64(graph, arrays)
+    most = np.abs(np.asarray(expected)).max()
+    assert np.abs(np.asarray(found, np.float64) - expected).max() <= 2e-3 * most
+
+
+def test_warps_have_strips() -> None:
+    """Threads of a group wait for each other where a block comes and goes, and nowhere else."""
+    for kernel in kernels(gradients((4, 2, 256, 256, 64, True))):
+        geometry = kernel.geometry
+        assert geometry is not None
+        assert geometry.threads == geometry.share == 256
+        loops = [s for s in walk(kernel.body) if isinstance(s, For) and s.role is Role.SEQUENTIAL]
+        steps = [s for s in loops if any(isinstance(x, For) and is_of_warps(x) for x in s.body)]
+        assert steps
+        for step in steps:
+            scopes = [s.scope for s in step.body if isinstance(s, Barrier)]
+            assert scopes == [Role.GROUP, Role.GROUP]
+
+
+def test_short_rows_have_fewer_strips() -> None:
+    threads = {k.geometry.threads for k in kernels(gradients((2, 1, 40, 40, 16, True)))}
+    assert threads == {128}
+
+
+def test_what_only_products_read_is_held_by_warps() -> None:
+    forward, queries, keys = kernels(gradients((4, 2, 256, 256, 64, True)))
+    for kernel, count in ((forward, 2), (queries, 3), (keys, 4)):
+        held = held_matrices(kernel)
+        assert len(held) == count
+        spaces = {b.name: b.space for b in kernel.scratch}
+        assert {name for name, space in spaces.items() if space is Space.PRIVATE} == held
+        shared = replace(
+            kernel, scratch=tuple(replace(b, space=Space.SHARED) for b in kernel.scratch)
+        )
+        with pytest.raises(td.TreadleError, match="not private"):
+            verify_mapping(shared)
+
+
+def test_the_next_block_is_loaded_while_one_is_multiplied() -> None:
+    for kernel in kernels(gradients((4, 2, 256, 256, 64, True))):
+        text = shader(kernel, halves=True).text
+        names = re.findall(r"var (ahead_\d+) = (.*);", text)
+        assert names
+        for name, first in names:
+            (stored,) = re.finditer(rf"\[.*\] = {name};", text)
+            (loaded,) = re.finditer(rf"^ +{name} = (.*);", text, re.MULTILINE)
+            between = text[stored.end() : loaded.start()]
+            assert between.count("workgroupBarrier();") == 1
+            assert "coopMultiplyAdd" not in between
+            # The same place, one iteration on.
+            assert re.sub(r"after_\d+", "0", _numbered(loaded[1])) == _numbered(first)
+
+
+def _numbered(text: str) -> str:
+    """Without the numbers of names."""
+    return re.sub(r"\b(i_\w+?)_\d+\b", r"\1", text)
+
+
 _PLACE = r"&(\w+)\[(.*)\], (\d+)u\)"
 _LOAD = re.compile(rf"(?:let|var) (\w+) = coopLoad(T?)<coop_mat16x16<f\d+, [ABC]>>\({_PLACE};")
 _STORE = re.compile(rf"coopStoreT\((\w+), {_PLACE};")
 _ADD = re.compile(r"(\w+) = coopMultiplyAdd\((\w+), (\w+), (\w+)\);")
-_NUMBER = re.compile(r"let (\w+) = (\(?warp .*);")
 _CLEAR = re.compile(r"var (\w+) = coop_mat16x16<f32, C>\(\);")
 
 
@@ -101,9 +173,7 @@ class Warp:
         return lines if is_by_rows else lines.T
 
     def line(self, text: str) -> None:
-        if found := _NUMBER.fullmatch(text):
-            self.numbers[found[1]] = int(eval(found[2].replace("/", "//"), {}, self.numbers))
-        elif found := _CLEAR.fullmatch(text):
+        if found := _CLEAR.fullmatch(text):
             self.matrices[found[1]] = np.zeros((16, 16))
         elif found := _LOAD.fullmatch(text):
             name, transposed, buffer, start, step = found.groups()
@@ -137,45 +207,49 @@ def carry_out(kernel: Kernel, text: str, block: str, product: Matmul) -> None:
     at = {b.name: f"shared_{i + 1}" for i, b in enumerate(shared)}
     packed = set(re.findall(r"var<workgroup> (\w+): array<vec4<f(?:16|32)>", text))
     rng = np.random.default_rng(0)
-    given = {at[b.name]: rng.normal(size=b.size) for b in shared}
+    given = {at.get(b.name, b.name): rng.normal(size=b.size) for b in kernel.scratch}
     found = {name: array.copy() for name, array in given.items()}
-    m, (left, right) = (
-        product.target,
-        (given[at[x.buffer]][places_of(x)] for x in product.matrices[1:]),
-    )
+    target, left, right = product.matrices
+    products = [_ADD.fullmatch(line.strip()) for line in block.splitlines()]
+    factors = list(dict.fromkeys(m[2] for m in products if m and m[2].startswith("held")))
+    totals = list(dict.fromkeys(m[1] for m in products if m))
     assert kernel.geometry is not None
-    warps = [Warp(i, found, packed) for i in range(kernel.geometry.threads // 32)]
-    held = dict.fromkeys(re.findall(r"\bheld_\d+_\d+\b", block))
-    start = rng.normal(size=(len(warps), len(held), 16, 16))
-    for warp, matrices in zip(warps, start, strict=True):
-        warp.matrices |= dict(zip(held, matrices, strict=True))
+    for number in range(kernel.geometry.threads // 32):
+        warp = Warp(number, found, packed)
+        before, a, b = (
+            given[at.get(m.buffer, m.buffer)][places_of(m, number)] for m in product.matrices
+        )
+        warp.matrices |= dict(zip(factors, np.hsplit(a, a.shape[1] // 16)))
+        if product.adds:
+            warp.matrices |= dict(zip(totals, np.hsplit(before, before.shape[1] // 16)))
         for line in block.splitlines():
             warp.line(line.strip())
-    if not product.adds:
-        expected = given[at[m.buffer]].copy()
-        expected[places_of(m)] = left @ right
-        np.testing.assert_allclose(found[at[m.buffer]], expected, atol=1e-9)
-        return
-    rows = [np.hstack([w.matrices[name] for name in held]) for w in warps]
-    before = np.vstack([np.hstack(list(matrices)) for matrices in start])
-    np.testing.assert_allclose(np.vstack(rows), before + left @ right, atol=1e-9)
+        expected = a @ b + (before if product.adds else 0)
+        made = np.hstack([warp.matrices[name] for name in totals])
+        np.testing.assert_allclose(made, expected, atol=1e-9)
+        if not product.adds:
+            stored = found[at[target.buffer]][places_of(target, number)]
+            np.testing.assert_allclose(stored, expected, atol=1e-9)
+    assert bool(factors) == (left.buffer not in at)
+    assert right.buffer in at
 
 
-def places_of(m: Matrix) -> np.ndarray:
+def places_of(m: Matrix, strip: int) -> np.ndarray:
     rows, columns = np.arange(m.rows.count), np.arange(m.columns.count)
-    return m.rows.stride * rows[:, None] + m.columns.stride * columns
+    first = m.index.offset + sum(factor * strip for _, factor in m.index.terms)
+    return first + m.rows.stride * rows[:, None] + m.columns.stride * columns
 
 
-def test_matrices_that_warps_hold_are_cleared_and_stored_in_parts() -> None:
+def test_sums_that_warps_hold_are_cleared_and_stored_in_parts() -> None:
     for kernel in kernels(gradients((4, 2, 96, 96, 64, True))):
         text = shader(kernel, halves=True).text
-        totals = set(re.findall(r"\bheld_\d+_\d+\b", text))
+        sums = re.findall(r"var (held_\d+_0_\d) = coop_mat16x16<f32, C>\(\);", text)
         stored = re.findall(
-            r"coopStoreT\((held_\d+_\d+), &(\w+)\[warp \* 144 \+ (\d)\], 9u\);", text
+            r"coopStoreT\((held_\d+_0_(\d)), &(\w+)\[u32\(warp \* \d+ .* (\d+)\) >> 2u\]", text
         )
-        assert sorted(name for name, _, _ in stored) == sorted(totals)
-        assert all(int(at) == int(name[-1]) % 2 * 4 for name, _, at in stored)
-        for name in totals:
+        assert {name for name, _, _, _ in stored} == set(sums)
+        assert all(int(at) == int(column) % 2 * 16 for _, column, _, at in stored)
+        for name in sums:
             assert text.count(f"{name} = coop_mat16x16<f32, C>();") == 2
 
 

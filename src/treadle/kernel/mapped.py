@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from treadle.base.dtypes import DType
-from treadle.kernel.access import accesses, names_in
+from treadle.kernel.access import accesses, loads_of, names_in
 from treadle.kernel.cost import padded
 from treadle.kernel.geometry import Geometry, Scattered, Tiled, Warpgroups
 from treadle.kernel.index import Var
@@ -22,6 +22,7 @@ from treadle.kernel.nodes import (
     Space,
     Statement,
 )
+from treadle.kernel.packs import copy_of
 from treadle.kernel.scatter import scatter_bytes
 from treadle.kernel.traverse import peel, walk
 
@@ -124,6 +125,24 @@ def matrix_sums(kernel: Kernel) -> frozenset[str]:
     own = {b.name for b in kernel.scratch}
     added = {s.target.buffer for s in walk(kernel.body) if isinstance(s, Matmul) and s.adds}
     return frozenset(own & added)
+
+
+def held_matrices(kernel: Kernel) -> frozenset[str]:
+    """Scratch that warps hold as matrices: sums, and what is only multiplied, from the left.
+
+    The latter is copied from other scratch.
+    """
+    own = {b.name for b in kernel.scratch}
+    lefts, read, copied = set[str](), set[str](), set[str]()
+    for s in walk(kernel.body):
+        read |= {load.buffer for load in loads_of(s)}
+        copy = copy_of(s.body) if isinstance(s, For) else None
+        if copy is not None and copy[1].buffer in own:
+            copied.add(copy[0].buffer)
+        if isinstance(s, Matmul):
+            lefts.add(s.left.buffer)
+            read |= {s.target.buffer, s.right.buffer}
+    return matrix_sums(kernel) | frozenset(own & lefts & copied - read)
 
 
 def tiled_dtype(kernel: Kernel) -> DType:

@@ -17,6 +17,7 @@ from treadle.kernel.index import (
     uses,
 )
 from treadle.kernel.nodes import (
+    Accumulate,
     For,
     Kernel,
     Let,
@@ -133,7 +134,7 @@ def copied_lanes(kernel: Kernel, var: Var, body: Sequence[Statement], lanes: int
 
 def packed_stores(body: Sequence[Statement], size: int) -> list[tuple[Store, ...]]:
     """Stores of a thread that fill whole packs, of which it names the elements one by one."""
-    if not all(isinstance(s, Let | Store) for s in body):
+    if not all(isinstance(s, Let | Store | Accumulate) for s in body):
         return []
     stores = [s for s in body if isinstance(s, Store)]
     found: list[tuple[Store, ...]] = []

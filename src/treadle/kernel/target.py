@@ -211,6 +211,11 @@ class Mapping:
     tile_step: int = 32  # of which the depth of a panel is a multiple, unless it is all of it
     packs_narrow: bool = False  # threads take four elements of float16 at a time
     matrices: int = 0  # edge of matrices of float16 that a warp multiplies at once; 0 for none
+    # Attention by matrices: rows of a warp, warps of a group, at least and at most, and rows of the
+    # other side that they go through at a time, the most for which there is memory.
+    strip: int = 16
+    strips: tuple[int, int] = (4, 8)
+    passing: tuple[int, ...] = (32, 16)
     in_flight: int = 96  # numbers that a thread holds on their way to shared memory
     blocks: int = 128  # that run at a time
     fewest_blocks: int = 8  # that a contraction gets beside larger ones

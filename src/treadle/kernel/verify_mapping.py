@@ -13,8 +13,8 @@ from treadle.kernel.mapped import (
     SHARED_OUT,
     grid_of,
     group_rows,
+    held_matrices,
     is_of_warps,
-    matrix_sums,
     row_loops,
     shared_bytes,
     sums_of,
@@ -143,8 +143,9 @@ class _Mapped:
         for buffer in self.kernel.buffers:
             if buffer.space is not Space.GLOBAL:
                 raise self.wrong(f"memory that others see is {buffer.space.value}: {buffer.name}")
+        held = held_matrices(self.kernel)
         for buffer in self.kernel.scratch:
-            is_own = self.geometry.share == 1 or buffer.name in matrix_sums(self.kernel)
+            is_own = self.geometry.share == 1 or buffer.name in held
             own = Space.PRIVATE if is_own else Space.SHARED
             if buffer.space is not own and buffer.name not in group_rows(self.kernel):
                 raise self.wrong(f"{buffer.name} is {buffer.space.value}, not {own.value}")

@@ -27,6 +27,7 @@ from treadle.kernel.nodes import (
 )
 from treadle.schedule import (
     attention_matrices,
+    attention_matrices_grad,
     attention_stream,
     attention_stream_grad,
     softmax,
@@ -78,12 +79,13 @@ def attention_kernels(lowering: Lowering, position: int, node: Node) -> list[Ker
     return blocks(lowering, position, node).kernels()
 
 
+Streamed = attention_stream.Forward | attention_stream_grad.Backward
 # By whether warps multiply matrices, and whether it is the forward pass.
-_STREAMS: dict[tuple[bool, bool], type[attention_matrices.Streamed]] = {
+_STREAMS: dict[tuple[bool, bool], type[Streamed]] = {
     (False, True): attention_stream.Forward,
     (False, False): attention_stream_grad.Backward,
     (True, True): attention_matrices.Forward,
-    (True, False): attention_matrices.Backward,
+    (True, False): attention_matrices_grad.Backward,
 }
 
 

@@ -21,6 +21,7 @@ from treadle.kernel.nodes import (
 from treadle.schedule.nests import Body, as_dtype, in_order, parallel
 from treadle.schedule.softmax import F32, local, mul
 
+FIRST = Index()
 MOST = 4  # rows and columns of a thread: sixteen sums, and eight numbers that are multiplied
 
 
@@ -43,10 +44,11 @@ class Tile:
     def store(self, value: Value, row: Index, column: Index) -> Store:
         return Store(self.buffer.name, self.at(row, column), as_dtype(value, self.buffer.dtype))
 
-    def matrix(self, rows: int, columns: int) -> Matrix:
+    def matrix(self, rows: int, columns: int, first: Index = FIRST) -> Matrix:
+        """So many rows from one on."""
         steps = (1, self.stride) if self.is_transposed else (self.stride, 1)
-        sides = zip((rows, columns), steps, strict=True)
-        return Matrix(self.buffer.name, Index(), *(StridedAxis(n, step) for n, step in sides))
+        sides = (StridedAxis(n, x) for n, x in zip((rows, columns), steps, strict=True))
+        return Matrix(self.buffer.name, self.at(first, FIRST), *sides)
 
     @property
     def transposed(self) -> Tile:

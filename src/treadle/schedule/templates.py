@@ -55,18 +55,13 @@ def streamed_block(node: Node, types: Sequence[TensorType], target: Target) -> i
     (batch, heads, length, depth), count, width = q.shape, k.shape[2], v.shape[3]
     count_scores, longest = batch * heads * length * count, max(length, count)
     if is_by_matrices(node, types, target) and count_scores >= target.rewriting.least_matrix_scores:
-        return MATRIX_BLOCK
+        return matrix_sizes(node, types, target)[0]
     if target.mapping is None or not count_scores >= target.rewriting.least_scores > 0:
         return 0
     for block in (n for n in BLOCKS if n < 2 * longest):
         if 4 * _streamed_floats(node, block, depth, width) <= target.mapping.shared_limit:
             return block
     return 0
-
-
-MATRIX_BLOCK = 64  # queries or keys that four warps keep, 16 rows of matrices each
-# Keys or queries that they go through at a time: gradients have blocks of four operands.
-MATRIX_OTHERS = {c.ATTENTION: 64, c.ATTENTION_GRAD: 32}
 
 
 def is_by_matrices(node: Node, types: Sequence[TensorType], target: Target) -> bool:
@@ -76,25 +71,32 @@ def is_by_matrices(node: Node, types: Sequence[TensorType], target: Target) -> b
         return False  # a bias has gradients
     q, k, v = types[:3] if is_forward else types[3:6]
     factors = [q, k, v] if is_forward else [types[0], q, k, v]
-    depth, width = q.shape[3], v.shape[3]
-    is_whole = depth % mapping.matrices == width % mapping.matrices == 0
-    longest = max(q.shape[2], k.shape[2])
-    fits = _matrix_bytes(node, depth, width) <= mapping.shared_limit
+    is_whole = q.shape[3] % mapping.matrices == v.shape[3] % mapping.matrices == 0
     is_narrow = all(t.dtype is float16 for t in factors)
-    return is_whole and is_narrow and fits and 2 * longest > MATRIX_BLOCK
+    return is_whole and is_narrow and matrix_sizes(node, types, target)[1] > 0
 
 
-def _matrix_bytes(node: Node, depth: int, width: int) -> int:
-    """Of the largest kernel in shared memory: blocks of both sides, their scores, and numbers."""
-    block, others = MATRIX_BLOCK, MATRIX_OTHERS[node.op]
-    scores = 4 * max(block * (others + 4), others * (block + 4), block * 36)
-    if node.op is c.ATTENTION:
-        keys = 2 * max(others * (depth + 8), block * (others + 8))
-        sides = 2 * block * (depth + 8) + 2 * others * (width + 8)
-        return sides + keys + scores + 4 * block * 5
-    sides = 2 * (block + others) * (depth + width + 16)
-    weights = 2 * max(block * (others + 8), others * (block + 8))
-    return sides + weights + scores + 8 * block
+def matrix_sizes(node: Node, types: Sequence[TensorType], target: Target) -> tuple[int, int]:
+    """Rows that a group keeps, and of the other side that it goes through at a time; or zeros.
+
+    Half of the rows that it keeps are there at least.
+    """
+    is_forward, mapping = node.op is c.ATTENTION, target.mapping
+    assert mapping is not None
+    q, k, v = types[:3] if is_forward else types[3:6]
+    longest, sides = max(q.shape[2], k.shape[2]), q.shape[3] + v.shape[3] + 16
+    least, strips = mapping.strips
+    while strips >= least:
+        block = mapping.strip * strips
+        pad, numbers = (4, 6 * block) if is_forward else (8, 2 * block)
+        for others in mapping.passing:
+            # Rows that pass, what is made of scores, scores, and numbers.
+            halves = others * sides + block * (others + 8)
+            nbytes = 2 * halves + 4 * (block * (others + pad) + numbers)
+            if 2 * longest > block and nbytes <= mapping.shared_limit:
+                return block, others
+        strips //= 2
+    return 0, 0
 
 
 def _streamed_floats(node: Node, block: int, depth: int, width: int) -> int:

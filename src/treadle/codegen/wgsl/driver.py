@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from treadle.base import dtypes
 from treadle.codegen.wgsl import scalars
-from treadle.codegen.wgsl.matrices import Blocks, Matrices
+from treadle.codegen.wgsl.blocks import Blocks
+from treadle.codegen.wgsl.matrices import Matrices
 from treadle.codegen.wgsl.prelude import ROUNDED, called
 from treadle.codegen.wgsl.render import Writer
 from treadle.codegen.wgsl.scatter import Scatter

@@ -82,6 +82,7 @@ class Group:
     ignored: frozenset[str] = frozenset()  # buffers of which nothing is read back
     held: dict[str, int] = field(default_factory=dict)  # rows of sums, and their lanes
     in_shared: frozenset[str] = frozenset()  # rows that are staged in shared memory
+    matrices: frozenset[str] = frozenset()  # that warps hold
     written: set[str] = field(default_factory=set)  # since the last barrier
     touched: set[str] = field(default_factory=set)
 
@@ -145,6 +146,8 @@ class Group:
         loops, _ = nested(loop)
         body = nested(moved)[1]
         role, share = self.role, self.share
+        if role is Role.GROUP and _touches(loop, self.matrices):
+            return self._by_strips(moved)
         if self.is_cooperative and role is Role.GROUP:
             if is_parallel(loop) and self._is_for_warps(loops, body):
                 return self._by_warps(loops, body)
@@ -170,6 +173,18 @@ class Group:
             self, share=self.mapping.warp, is_cooperative=False, written=set(), touched=set()
         )
         return nest(loops, Role.GROUP, warp.statements(body))
+
+    def _by_strips(self, loop: For) -> Body:
+        """A strip for each warp, which is an iteration, or as many of them."""
+        strips, var = self.share // self.mapping.warp, loop.var
+        each, rest = divmod(var.extent, strips)
+        assert not rest, "rows of matrices that warps hold are theirs alone"
+        if each == 1:
+            return self._by_warps([var], loop.body)
+        strip, row = Var(f"{var.name}_strip", strips), Var(f"{var.name}_row", each)
+        inside = {var: variable(strip) * each + variable(row)}
+        (inner,) = nest([row], loop.role, substituted(loop.body, inside))
+        return self._by_warps([strip], (inner,))
 
 
 def _touches(loop: For, buffers: frozenset[str]) -> bool:

@@ -9,7 +9,7 @@ from treadle.kernel.access import accesses
 from treadle.kernel.geometry import Combine, Geometry, Scattered
 from treadle.kernel.index import Var, substitute, variable
 from treadle.kernel.launch import matmul_call_of
-from treadle.kernel.mapped import matrix_sums
+from treadle.kernel.mapped import held_matrices
 from treadle.kernel.nodes import (
     For,
     Kernel,
@@ -90,7 +90,7 @@ def map_kernel(
         return by_parts
     kernel = with_short_rows(kernel, mapping)
     shape = chosen_shape(kernel, mapping, is_aligned)
-    warps = warps_for(kernel, mapping)
+    warps = warps_for(kernel)
     if warps:
         shape = replace(shape, share=mapping.warp * warps, threads=mapping.warp * warps)
     mapped = _map_shape(kernel, shape, mapping, is_aligned, False)
@@ -107,15 +107,15 @@ def _map_shape(
         body = _columns(shape, mapping)
     elif shape.share > 1:
         inner, own = with_locals(side_by_side(shape.body), kernel.scratch)
+        held = held_matrices(kernel)
         has_stages = is_aligned and not is_cooperative
         stages = stages_of(kernel, inner, shape.share, mapping) if has_stages else []
         in_shared = frozenset(s.memory.name for s in stages if s.memory.space is Space.SHARED)
         group = Group(
             kernel, mapping, shape.share, is_aligned, is_cooperative, frozenset(own),
-            in_shared=in_shared,
+            in_shared=in_shared, matrices=held,
         )  # fmt: skip
         body = group.statements(inner, with_stages(inner, stages))
-        held = matrix_sums(kernel)
         scratch = tuple(
             replace(b, space=Space.PRIVATE if b.name in held else Space.SHARED)
             for b in kernel.scratch

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from treadle.base import dtypes
 from treadle.kernel.contraction import Axes, Operand
 from treadle.kernel.geometry import Geometry, Panel, Tiled
-from treadle.kernel.mapped import matrix_sums
-from treadle.kernel.nodes import Kernel, Load, Matmul, Role
+from treadle.kernel.nodes import For, Kernel, Load, Matmul, Role
 from treadle.kernel.packs import is_pack
 from treadle.kernel.target import Mapping
 from treadle.kernel.traverse import walk
@@ -49,15 +47,12 @@ TILES = (
 MULTIPROCESSORS = 132  # that all of this was measured with
 
 
-def warps_for(kernel: Kernel, mapping: Mapping) -> int:
-    """Warps of a group that multiplies matrices in its memory; 0 where none does.
-
-    Each holds whole rows of matrices of the sums.
-    """
-    held, edge = matrix_sums(kernel), max(1, mapping.matrices)
-    products = [s.target for s in walk(kernel.body) if isinstance(s, Matmul)]
-    counts = [t.rows.count // edge for t in products if t.buffer in held]
-    return math.gcd(*counts, MOST_WARPS) if counts else 0
+def warps_for(kernel: Kernel) -> int:
+    """Warps of a group that multiplies matrices in its memory, a strip each; 0 where none does."""
+    loops = [s for s in walk(kernel.body) if isinstance(s, For) and s.role is Role.PARALLEL]
+    strips = {s.var.extent for s in loops if any(isinstance(x, Matmul) for x in s.body)}
+    assert len(strips) <= 1, "blocks of a kernel have as many strips"
+    return strips.pop() if strips else 0
 
 
 def are_matrices(found: Contracting, mapping: Mapping) -> bool:
@@ -89,9 +84,6 @@ def _cycles(tile: Tiled, rated: Rated, calls: int) -> float:
     rate = rated.rate if is_along else rated.rate_across
     each = rated.rows * rated.columns * tile.sizes[-1] / rate + rated.around
     return -(-calls * tile.blocks // MULTIPROCESSORS) * each
-
-
-MOST_WARPS = 8  # of a group
 
 
 def _tiled(found: Contracting, mapping: Mapping, is_aligned: bool) -> Iterator[tuple[Tiled, Rated]]:
