@@ -110,6 +110,9 @@ class Function:
     declarations: set[str] = field(default_factory=set)
     block: str = "entry"
     count: int = 0
+    # What instructions without effects gave, by their text: those of the innermost loop or branch
+    # last. A value is there while control can only have come through where it was computed.
+    known: list[dict[str, Reg]] = field(default_factory=lambda: [{}])
 
     def fresh(self, stem: str = "v") -> str:
         self.count += 1
@@ -121,11 +124,27 @@ class Function:
         self.lines.append(f"  {register} = {instruction}")
         return Reg(type_, register)
 
+    def pure(self, type_: str, instruction: str) -> Reg:
+        """An instruction without effects: written where it is first asked for, and not again.
+
+        LLVM would find most of those that are equal, and take longer than for not reading them.
+        """
+        for scope in self.known:
+            if instruction in scope:
+                return scope[instruction]
+        found = self.known[-1][instruction] = self.value(type_, instruction)
+        return found
+
     def do(self, instruction: str) -> None:
         """An instruction without a result."""
         self.lines.append(f"  {instruction}")
 
     def label(self, name: str) -> None:
+        """A block that begins anywhere: what blocks before it computed may not be there."""
+        self.known[-1].clear()
+        self._begin(name)
+
+    def _begin(self, name: str) -> None:
         self.lines.append(f"{name}:")
         self.block = name
 
@@ -136,7 +155,7 @@ class Function:
         self.do(f"br i1 {condition.text}, label %{then}, label %{otherwise}")
 
     def binary(self, op: str, a: Reg, b: Reg | float) -> Reg:
-        return self.value(a.type, f"{op} {a.type} {a.text}, {like(a, b).text}")
+        return self.pure(a.type, f"{op} {a.type} {a.text}, {like(a, b).text}")
 
     def compare(self, op: str, a: Reg, b: Reg | float) -> Reg:
         """`op` is like "icmp slt" or "fcmp olt"."""
@@ -147,7 +166,7 @@ class Function:
         return self.value(a.type, f"select {condition}, {a}, {like(a, b)}")
 
     def convert(self, op: str, a: Reg, to: str) -> Reg:
-        return self.value(to, f"{op} {a} to {to}")
+        return self.pure(to, f"{op} {a} to {to}")
 
     def call(self, name: str, result: str, *arguments: Reg) -> Reg:
         return self.value(result, f"call {result} @{name}({', '.join(map(str, arguments))})")
@@ -163,7 +182,7 @@ class Function:
     def offset(self, base: Reg, by: Reg | int, element: str = "i8") -> Reg:
         """An address some elements further on."""
         distance = by if isinstance(by, Reg) else number(by, "i64")
-        return self.value("ptr", f"getelementptr inbounds {element}, {base}, {distance}")
+        return self.pure("ptr", f"getelementptr inbounds {element}, {base}, {distance}")
 
     def load(self, type_: str, address: Reg, align: int) -> Reg:
         return self.value(type_, f"load {type_}, {address}, align {align}")
@@ -176,12 +195,12 @@ class Function:
         if width == 1:
             return scalar
         type_ = vector(scalar.type, width)
-        first = self.value(type_, f"insertelement {type_} poison, {scalar}, i64 0")
+        first = self.pure(type_, f"insertelement {type_} poison, {scalar}, i64 0")
         lanes = f"<{width} x i32> zeroinitializer"
-        return self.value(type_, f"shufflevector {first}, {type_} poison, {lanes}")
+        return self.pure(type_, f"shufflevector {first}, {type_} poison, {lanes}")
 
     def extract(self, x: Reg, lane: int) -> Reg:
-        return self.value(element_of(x.type), f"extractelement {x}, i64 {lane}")
+        return self.pure(element_of(x.type), f"extractelement {x}, i64 {lane}")
 
     def insert(self, x: Reg, scalar: Reg, lane: int) -> Reg:
         return self.value(x.type, f"insertelement {x}, {scalar}, i64 {lane}")
@@ -211,6 +230,15 @@ class Function:
         self.declarations.add(f"declare {type_} @{name}(ptr, i32, {mask.type}, {type_})")
         return self.call(name, type_, address, Reg("i32", str(align)), mask, other)
 
+    def gather(self, addresses: Reg, mask: Reg, other: Reg, align: int) -> Reg:
+        """What lies at each lane's address; lanes outside the mask have the other value."""
+        type_ = other.type
+        name = f"llvm.masked.gather.{suffix(type_)}.v{width_of(type_)}p0"
+        self.declarations.add(
+            f"declare {type_} @{name}({addresses.type}, i32, {mask.type}, {type_})"
+        )
+        return self.call(name, type_, addresses, Reg("i32", str(align)), mask, other)
+
     def masked_store(self, value: Reg, address: Reg, mask: Reg, align: int) -> None:
         name = f"llvm.masked.store.{suffix(value.type)}.p0"
         self.declarations.add(f"declare void @{name}({value.type}, ptr, i32, {mask.type})")
@@ -221,10 +249,12 @@ class Function:
         """Instructions for where a condition holds."""
         then, after = self.fresh("then"), self.fresh("join")
         self.branch(condition, then, after)
-        self.label(then)
+        self.known.append({})
+        self._begin(then)
         yield
         self.jump(after)
-        self.label(after)
+        self.known.pop()
+        self._begin(after)
 
     @contextmanager
     def loop(
@@ -233,13 +263,14 @@ class Function:
         """start, start + step, … below stop; no iteration at all if start is not below stop."""
         before, head, body, after = (self.block, *map(self.fresh, ("head", "body", "after")))
         self.jump(head)
-        self.label(head)
+        self.known.append({})
+        self._begin(head)
         at = len(self.lines)
         counter = Reg("i64", f"%{self.fresh('i')}")
         values = tuple(Reg(c.type, f"%{self.fresh('c')}") for c in carried)
         self.lines += [""] * (1 + len(values))  # the phis, written when the end is known
         self.branch(self.compare("icmp slt", counter, stop), body, after)
-        self.label(body)
+        self._begin(body)
         state = Loop(counter, values)
         yield state
         following = self.binary("add nsw", counter, step)
@@ -252,7 +283,8 @@ class Function:
         for i, (phi, first, later) in enumerate(pairs):
             source = f"[ {first.text}, %{before} ], [ {later.text}, %{end} ]"
             self.lines[at + i] = f"  {phi.text} = phi {phi.type} {source}"
-        self.label(after)
+        self.known.pop()
+        self._begin(after)
         state.results = values
 
     def declaration(self) -> str:

@@ -14,19 +14,22 @@ from contextlib import nullcontext
 from typing import assert_never
 
 from treadle.base import dtypes
-from treadle.base.dtypes import DType
-from treadle.codegen.llvm.addresses import Addresses, memory_element
 from treadle.codegen.llvm.emitter import (
     Function,
+    Loop,
     Reg,
+    element_of,
     fetch,
     multiply_add,
     number,
     vector,
     width_of,
 )
+from treadle.codegen.llvm.lanes import Lanes
+from treadle.codegen.llvm.masks import Masks
 from treadle.codegen.llvm.matmuls import MatmulWriter
 from treadle.codegen.llvm.module import Module
+from treadle.codegen.llvm.patterns import ANYWHERE, Start
 from treadle.codegen.llvm.scalars import register_element
 from treadle.codegen.llvm.transpose import run_of, transposition
 from treadle.codegen.llvm.transpose import write as write_transposed
@@ -84,10 +87,8 @@ def render(kernel: Kernel, name: str, module: Module, linkage: str = "internal")
 _FUSED = (dtypes.float32, dtypes.float64)
 
 
-class _Writer(Addresses):
+class _Writer(Masks):
     """Writes statements. A local is a register; loops carry those that they change."""
-
-    mask: Reg | None = None  # lanes whose elements may be read, where not all may
 
     def outermost(self, kernel: Kernel) -> None:
         loop = outermost(kernel)
@@ -221,9 +222,17 @@ class _Writer(Addresses):
         del self.variables[inner]
 
     def _is_short(self, loop: For) -> bool:
-        """Whether a loop inside lanes has few statements in all: the taps of a window."""
-        is_whole = all(s.stop is None for s in walk([loop]) if isinstance(s, For))
-        return is_whole and statements([loop]) <= self.module.machine.written_out
+        """Whether a loop inside lanes has few statements in all: the taps of a window.
+
+        Lanes that are loaded one by one are as many statements.
+        """
+        if any(s.stop is not None for s in walk([loop]) if isinstance(s, For)):
+            return False
+        most = self.module.machine.written_out
+        if statements([loop]) > most:
+            return False
+        apart = sum(self.is_by_lane(a.buffer, a.index) for a in accesses(loop.body))
+        return apart * self.width * loop.var.extent <= most * self.module.width
 
     def written_out(self, loop: For) -> None:
         """One iteration after the other, without a loop."""
@@ -258,22 +267,28 @@ class _Writer(Addresses):
             if any(isinstance(s, For) for s in loop.body):  # what is left is not little
                 widths += [w for w in narrower if loop.var.extent % width >= w]
             left = loop.var.extent
+            begins_at_0 = start.text == "0"
             for width in widths:
                 if left < width:
                     continue
+                if begins_at_0 or cut % width == 0:
+                    self.start = Start(width)
                 start = self.lanes_loop(loop, start, self._whole_vectors(start, stop, width), width)
+                self.start = ANYWHERE
                 left = left % width if cut % width == 0 else width - 1
             if left:
                 self.scalar_loop(loop, start, stop)
             return
         at, end = 0, int(stop.text)
-        self.is_aligned = True
         for width in (*widths, *narrower):
             whole = at + (end - at) // width * width
-            if whole > at:
-                self.lanes_loop(loop, number(at, "i64"), number(whole, "i64"), width)
-                at = whole
-        self.is_aligned = False
+            step = width if self.is_clearer(loop, at, whole, width) else max(width, whole - at)
+            for first in range(at, whole, step):
+                last = min(first + step, whole)
+                self.start = Start(0, first) if last == first + width else Start(width)
+                self.lanes_loop(loop, number(first, "i64"), number(last, "i64"), width)
+            at = max(at, whole)
+        self.start = ANYWHERE
         if at < end:
             self.scalar_loop(loop, number(at, "i64"), stop)
 
@@ -299,7 +314,9 @@ class _Writer(Addresses):
             number(identity(s.op, s.value.dtype), vector(before[n].type, width))
             for n, s in sums.items()
         ]
-        with self.f.loop(start, stop, width, spread) as state:
+        is_once = self.start.multiple == 0
+        once = nullcontext(Loop(start, tuple(spread)))
+        with once if is_once else self.f.loop(start, stop, width, spread) as state:
             self.lanes, self.width, self.apart = loop.var, width, width
             self.variables[loop.var] = state.counter
             self.locals |= dict(zip(names, state.carried, strict=True))
@@ -310,7 +327,8 @@ class _Writer(Addresses):
             self.locals |= outer
             self.shared = {}
             self.lanes, self.width, self.apart = None, 1, 1
-        for name, lanes in zip(names, state.results, strict=True):
+        results = state.next if is_once else state.results
+        for name, lanes in zip(names, results, strict=True):
             self.locals[name] = self._folded(sums[name], before[name], lanes)
         return stop
 
@@ -353,7 +371,11 @@ class _Writer(Addresses):
             case Local(name, _):
                 return self.locals[name]
             case Position(index, dtype):
-                return self.scalars.convert(self.index_lanes(index), dtypes.int64, dtype)
+                lanes = self.index_lanes(index)
+                is_short = element_of(lanes.type) == "i32"
+                return self.scalars.convert(
+                    lanes, dtypes.int32 if is_short else dtypes.int64, dtype
+                )
             case Apply(op, operands, dtype):
                 given = [self.value(o) for o in operands]
                 return self.scalars.apply(op, given, operands[-1].dtype, dtype)
@@ -378,37 +400,33 @@ class _Writer(Addresses):
             return self._branch(holds, inner, other)
         mask, otherwise = self.value(guard), self.value(other)
         mask = mask if self.mask is None else self.f.binary("and", mask, self.mask)
-        if isinstance(inner, Load) and self._is_maskable(inner):
-            return self._masked_load(mask, inner, otherwise)
-        if all(map(self._is_maskable, loads_in(inner))):
-            outside, self.mask = self.mask, mask
-            found = self.value(inner)  # arithmetic harms nobody where it is not wanted
-            self.mask = outside
-            return self.f.select(mask, found, otherwise)
+        loads = loads_in(inner)
+        if all(map(self.is_masked, loads)):
+            return self._masked(mask, inner, otherwise)
+        if all(self.is_masked(a) or self.is_maskable(a) for a in loads):
+            return self._where_any(mask, inner, otherwise)
         result = otherwise
         for lane in range(self.width):
             result = self._guarded_lane(self.f.extract(mask, lane), result, inner, lane)
         return result
 
-    def load(self, buffer: str, index: Index, dtype: DType) -> Reg:
-        if self.mask is None:
-            return super().load(buffer, index, dtype)
-        nothing = number(0, vector(register_element(dtype), self.width))
-        return self._masked_load(self.mask, Load(buffer, index, dtype), nothing)
+    def _masked(self, mask: Reg, inner: Value, otherwise: Reg) -> Reg:
+        if isinstance(inner, Load):
+            return self.masked_load(mask, inner, otherwise)
+        outside, self.mask = self.mask, mask
+        found = self.value(inner)  # arithmetic harms nobody where it is not wanted
+        self.mask = outside
+        return self.f.select(mask, found, otherwise)
 
-    def _is_maskable(self, load: Load) -> bool:
-        is_wide = not load.dtype.is_narrow
-        return is_wide and self.lane_step(load.buffer, load.index) == 1
+    def _where_any(self, mask: Reg, inner: Value, otherwise: Reg) -> Reg:
+        """What is read where some lane wants it: one element for all, or lanes that are gathered.
 
-    def _masked_load(self, mask: Reg, load: Load, other: Reg) -> Reg:
-        """Lanes outside the mask are not touched, and have the other value."""
-        f, dtype = self.f, load.dtype
-        address = self.address(load.buffer, load.index)
-        memory = vector(memory_element(dtype), self.width)
-        if dtype is dtypes.bool_:
-            other = f.convert("zext", other, memory)
-        found = f.masked_load(address, mask, other, dtype.itemsize)
-        return f.compare("icmp ne", found, 0) if dtype is dtypes.bool_ else found
+        A gather costs as much where few lanes are wanted, and often none is: at an edge.
+        """
+        before, some = self.f.block, Lanes(self.f).any(mask)
+        with self.f.when(some):
+            found, end = self._masked(mask, inner, otherwise), self.f.block
+        return self.f.phi((found, end), (otherwise, before))
 
     def _branch(self, condition: Reg, inner: Value, other: Value) -> Reg:
         f = self.f

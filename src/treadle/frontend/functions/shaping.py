@@ -283,6 +283,13 @@ def pad(
 ) -> Tensor:
     """(before, after) per axis filled with `value`; `interior` puts as many between neighbours."""
     x = as_tensor(x)
+    if isinstance(value, str):
+        raise ArgumentError(
+            "pad",
+            f"value = {value!r}",
+            "Give a number; nn.ReflectionPad2d, nn.ReplicationPad2d and nn.CircularPad2d pad "
+            "with elements, as their kin for 1 and 3 axes do.",
+        )
     if not isinstance(amounts, Sequence) or isinstance(amounts, str):
         raise ArgumentError("pad", f"amounts = {amounts!r}", "Give (before, after) for each axis.")
     if len(amounts) != x.ndim:
