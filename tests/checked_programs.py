@@ -11,6 +11,7 @@ from typing import Any
 from kernel_mutants import mutants
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Program
+from treadle.kernel.states import is_call
 from treadle.memory.plan import plan_buffers
 from treadle.schedule.schedule import Target
 from treadle.verify.certificate.graphs import Records
@@ -27,7 +28,8 @@ from treadle_checker.sites import Site, Walk
 def graphs_of(program: Program) -> dict[str, Any]:
     """The graphs that buffers hold values of, by scope, through JSON."""
     stored = Records()
-    names = {scope: stored.graph(graph) for scope, graph in program.bindings.graphs}
+    graphs = ((scope, graph) for scope, graph in program.bindings.graphs if not is_call(scope))
+    names = {scope: stored.graph(graph) for scope, graph in graphs}
 
     def graph_of(name: str) -> Any:
         return read_graph(json.loads(stored.texts[name]), graph_of, name)
@@ -46,10 +48,24 @@ def rejects(program: Any, site: Site, kernel: Kernel) -> bool:
         read = read_kernel(json.loads(json.dumps(kernel_record(kernel))))
         check_bounds(read)
         check_races(read)
-        check_call(program, replace(site, kernel=read), 1)
+        check_call(program, _called(site, read), 1)
     except Rejected:
         return True
     return False
+
+
+def _called(site: Site, kernel: Any) -> Site:
+    """The call with another kernel, whose buffers are the arguments in their order."""
+    pairs = zip(site.kernel.buffers, kernel.buffers, strict=True)
+    names = {old.name: new.name for old, new in pairs}
+    return replace(
+        site,
+        kernel=kernel,
+        before={names[n]: held for n, held in site.before.items()},
+        after={names[n]: held for n, held in site.after.items()},
+        unfinished=frozenset(names[n] for n in site.unfinished),
+        by_others={names[n]: count for n, count in (site.by_others or {}).items()},
+    )
 
 
 def defects(program: Program, target: Target) -> Iterator[tuple[Any, Site, str, Kernel]]:

@@ -133,7 +133,7 @@ LATE_OWN = frozenset(
     + [f"treadle.verify.{part}" for part in ("kernels", "gradients", "library")]
     + ["treadle.step.parallel.gluing"]
     # The checker, and what only a certificate asks for.
-    + [f"treadle.verify.certificate.{part}" for part in ("certificate", "replay")]
+    + [f"treadle.verify.certificate.{part}" for part in ("certificate", "left", "replay")]
 )
 
 MAX_FILE_LINES = 500

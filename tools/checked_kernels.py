@@ -72,13 +72,15 @@ def scheduled(name: str, device: str, width: int) -> tuple[Any, Any]:
 
 def records(program: Any, plan: Any) -> tuple[Any, dict[str, Any]]:
     """What the checker reads: the program and the graphs of its scopes, through JSON."""
+    from treadle.kernel.states import is_call
     from treadle.verify.certificate.graphs import Records
     from treadle.verify.certificate.programs import program_record
     from treadle_checker.graph import read_graph
     from treadle_checker.program import read_program
 
     stored = Records()
-    names = {scope: stored.graph(graph) for scope, graph in program.bindings.graphs}
+    graphs_of = [(scope, graph) for scope, graph in program.bindings.graphs if not is_call(scope)]
+    names = {scope: stored.graph(graph) for scope, graph in graphs_of}
 
     def graph_of(name: str) -> Any:
         return read_graph(json.loads(stored.texts[name]), graph_of, name)

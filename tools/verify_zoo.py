@@ -97,21 +97,22 @@ def scheduled(graph: Any, target: str) -> Any:
 def checked(name: str, target: str, sizes: str, seconds: float) -> Row:
     """Each claim of an entry on a target, until the time is up."""
     from treadle.base.errors import TreadleError
+    from treadle.verify.certificate.left import judged
     from treadle.verify.claims import sites
     from treadle.verify.kernels import check
 
     row = Row(name, target)
     program = scheduled(step_graph(name, target, sizes), target)
-    start = time.process_time()
+    start, claims = time.process_time(), []
     for site in sites(program):
         if time.process_time() - start > seconds:
             row.left.append(f"{site.call.kernel.name}: not reached in {seconds:g} s")
             continue
         try:
-            claim = check(program, site)
+            claims.append(check(program, site))
         except TreadleError as wrong:
             row.error = row.error or str(wrong)
-            continue
+    for claim in judged(program, claims):
         if claim.is_established:
             row.established += 1
         elif claim.reason.endswith(LIBRARY):

@@ -6,12 +6,14 @@ stand under a guard that says so. What is data is clamped wherever it is used.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from treadle_checker import program as ir
 from treadle_checker.index import Atom, Index
-from treadle_checker.program import Assign, For, Library, Matmul, Statement, Value
+from treadle_checker.program import Assign, For, Kernel, Library, Matmul, Statement, Value
 from treadle_checker.reading import Rejected
 
 COMPARISONS = ("eq", "lt", "le")
@@ -230,3 +232,39 @@ class _Checker:
     def same(self, expected: str, found: str, what: str) -> None:
         if expected != found:
             raise Rejected(f"{what} is {expected}, not {found}")
+
+
+def stored_elements(kernel: Kernel) -> Counter[str]:
+    """How often each buffer is stored to, at most."""
+    found: Counter[str] = Counter()
+
+    def count(body: tuple[object, ...], times: int) -> None:
+        for s in body:
+            if isinstance(s, For):
+                end = s.extent
+                if s.stop is not None and not s.stop.terms:
+                    end = max(0, min(end, s.stop.offset))
+                count(s.body, times * end)
+            elif isinstance(s, ir.Store):
+                found[s.buffer] += times
+            elif isinstance(s, (Matmul, Library)):
+                for block in blocks_of(s)[0]:
+                    found[block.buffer] += times * math.prod(axis.count for axis in block.axes)
+
+    count(kernel.body, 1)
+    return found
+
+
+def reads_what_it_writes(kernel: Kernel, output: str) -> bool:
+    """Whether a kernel goes on with what one of its outputs holds."""
+    adding = (s for s in ir.walk(kernel.body) if isinstance(s, (ir.Store, Matmul)) and s.adds)
+    targets = {s.buffer if isinstance(s, ir.Store) else s.target.buffer for s in adding}
+    loaded = {a.buffer for a in accesses_in(kernel.body) if not a.writes}
+    return output in targets | loaded
+
+
+def written_span(kernel: Kernel, output: str) -> tuple[int, int]:
+    """The first and the last element of a buffer that a kernel may store."""
+    every = [a.index for a in accesses_in(kernel.body) if a.writes and a.buffer == output]
+    ends = [Scope(only_ranges=True).ends(index) for index in every] or [(0, -1)]
+    return min(low for low, _ in ends), max(high for _, high in ends)

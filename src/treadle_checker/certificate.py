@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from treadle_checker import reading
@@ -16,9 +17,10 @@ from treadle_checker.graph import read_graph
 from treadle_checker.kernel_checks import Claim, check_program
 from treadle_checker.program import read_program
 from treadle_checker.reading import NotEstablished, Rejected, Unreadable, need, record, several
+from treadle_checker.scopes import Scopes
 from treadle_checker.types import Graph, Value
 
-FORMAT, VERSION = "treadle certificate", 3
+FORMAT, VERSION = "treadle certificate", 4
 FIRST = "apply_precision"  # the stage that is given what was traced
 NOT_CLAIMED = (
     "rounding",
@@ -262,6 +264,8 @@ class _Checking:
             scopes = {reading.text(1000)(s): self.graph(_hash(g)) for s, g in graphs.items()}
             told = "the graph that was scheduled equals the one before over the reals"
             self.claim(told, name, lambda: self._related("equal", whole, scopes[""], pairs))
+            for scope in sorted(scopes.keys() - {""}):
+                self.claim(told, f"{name} {scope}", partial(_check_body, scope, scopes))
             found = read_program(self.record(program))
             self.report.claims += check_program(found, scopes, self.effort)
             missing = "" if self.effort else "kernels were not compared with the graph: effort 0"
@@ -309,6 +313,13 @@ class _Checking:
 
 
 _NO_PACKAGE = "not checked: the package cryptography is not installed"
+
+
+def _check_body(scope: str, graphs: Mapping[str, Graph]) -> str:
+    """That the graph of a scan's kernels is the scan's body."""
+    node, body = Scopes(graphs, ()).body_of(scope)
+    found = check_related("equal", node.attributes["body"], body, ())
+    return f"{found.congruent} values by their form, {found.compared} over the field"
 
 
 def _is_verified(data: bytes, key: bytes, value: bytes) -> bool:

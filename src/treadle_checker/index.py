@@ -31,6 +31,12 @@ class Index:
             total = total + factor * found
         return total
 
+    def fixed(self, name: str, value: int) -> Index:
+        """With a number for a variable."""
+        own = sum(factor for factor, atom in self.terms if atom == name)
+        rest = tuple(t for t in self.terms if t[1] != name)
+        return Index(self.offset + own * value, rest)
+
     @property
     def names(self) -> set[str]:
         """Its variables."""

@@ -17,17 +17,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from treadle_checker import layouts
-from treadle_checker import program as ir
-from treadle_checker.bounds import blocks_of, check_bounds
+from treadle_checker.bounds import check_bounds, reads_what_it_writes, stored_elements
 from treadle_checker.elements import Elements, Source, Use, unravel
 from treadle_checker.equality import index_sizes
 from treadle_checker.field import Array, Element, Field, chosen, is_float, plain, same
 from treadle_checker.machine import Machine, Memory, undefined
 from treadle_checker.memory import check_memory, is_aliased
-from treadle_checker.program import Binding, Call, For, Kernel, Layout, Program, Whole, Work
+from treadle_checker.program import Call, Kernel, Layout, Program, Whole, Work
 from treadle_checker.races import check_races
 from treadle_checker.reading import UNEXPECTED, NotEstablished, Rejected
-from treadle_checker.sites import Site, Walk, nodes_between, value_of
+from treadle_checker.sites import Site, Walk, nodes_between
+from treadle_checker.states import Held
 from treadle_checker.types import LEAVES, Graph, Node, Value, bodies_of, is_view
 
 COMPARED = 14  # elements of each buffer, beside those at its ends
@@ -68,9 +68,9 @@ def check_program(program: Program, graphs: Mapping[str, Graph], effort: int = 1
             check_bounds(kernel)
             check_races(kernel)
             claims.append(Claim("accesses are in bounds, iterations do not meet", kernel.name))
-    _check_bindings(program, graphs)
-    for site in Walk(program, graphs).sites() if effort else ():
-        claims.append(check_call(program, site, effort))
+    for site in Walk(program, graphs).sites():
+        if effort:
+            claims.append(check_call(program, site, effort))
     return claims
 
 
@@ -86,23 +86,6 @@ def _named(kernel: Kernel, lines: tuple[str, ...] = ()) -> Iterator[None]:
         raise Rejected(f"{where} cannot be run: {type(wrong).__name__} {wrong}") from wrong
 
 
-def _check_bindings(program: Program, graphs: Mapping[str, Graph]) -> None:
-    known = {b.buffer for b in program.bindings}
-    for name in program.buffers:
-        if name not in known and program.buffers[name].size:
-            raise Rejected(f"nothing says what {name} holds")
-    for b in program.bindings:
-        graph = graphs.get(b.scope)
-        if graph is None or b.node >= len(graph.nodes):
-            raise Rejected(f"{b.buffer} holds a value of no graph")
-        if b.output >= len(graph.nodes[b.node].types):
-            raise Rejected(f"{b.buffer} holds a value that {graph.nodes[b.node].op} does not give")
-    held = {(b.buffer, b.node, b.output) for b in program.bindings if b.content == Whole()}
-    for name, value, buffer in program.outputs:
-        if (buffer, *value) not in held:
-            raise Rejected(f"the output {name} is not what {buffer} holds")
-
-
 # One claim
 
 
@@ -112,16 +95,16 @@ def check_call(program: Program, site: Site, effort: int) -> Claim:
         with _named(site.kernel, site.call.lines), np.errstate(all="ignore"):
             if is_aliased(program, site.call):
                 raise Rejected("one buffer is two of its arguments, and written")
-            if site.graph is None:
-                raise NotEstablished("it stands between a scan and what is around it")
             trials, done, evidence = effort, 0, ""
             while done < trials:
-                looked_at, work = _compared(program, site, site.graph, done)
+                looked_at, work = _compared(program, site, done)
                 # One draw of flags or integers does not see every choice.
                 is_discrete = not all(is_float(b.dtype) for b in site.kernel.inputs)
                 if not done and work < CHEAP and is_discrete:
                     trials *= MORE
                 evidence, done = evidence or looked_at, done + 1
+            if site.meets:
+                raise NotEstablished(f"calls that fill {site.meets} may store the same element")
         condition = "iterations that did not run are like those that did"
         return Claim(told, site.kernel.name, f"{evidence}; {done} times", condition)
     except NotEstablished as reason:
@@ -130,35 +113,52 @@ def check_call(program: Program, site: Site, effort: int) -> Claim:
         return Claim(told, site.kernel.name, reason="there is not enough memory")
 
 
-def _compared(program: Program, site: Site, graph: Graph, trial: int) -> tuple[str, int]:
+def _compared(program: Program, site: Site, trial: int) -> tuple[str, int]:
     """Without the laws of logarithms, and with them where there are some and it needs them."""
-    between = [graph.nodes[i] for i in nodes_between(graph, site)]
+    between = [site.graph.nodes[i] for i in nodes_between(site)]
     ordered = any(node.op == "order" for node in between)
     has_logs = any("log" in {node.op}.union(*(b.ops for b in bodies_of(node))) for node in between)
     if has_logs:
         try:
-            return _Comparison(program, site, graph, Field(trial, ordered, False), trial).compare()
+            return _Comparison(program, site, Field(trial, ordered, False), trial).compare()
         except Rejected:
             pass
-    return _Comparison(program, site, graph, Field(trial, ordered, has_logs), trial).compare()
+    return _Comparison(program, site, Field(trial, ordered, has_logs), trial).compare()
 
 
 class _Comparison:
     """A kernel on one side, the graph on the other."""
 
-    def __init__(self, program: Program, site: Site, graph: Graph, field: Field, trial: int):
-        self.program, self.site, self.graph = program, site, graph
+    def __init__(self, program: Program, site: Site, field: Field, trial: int):
+        self.program, self.site, self.graph = program, site, site.graph
         self.field, self.trial = field, trial
-        self.most = index_sizes(graph)
+        self.outputs = {b.name for b in site.kernel.outputs}
+        self.most = index_sizes(self.graph)
         self.parts: dict[Value, Source] = {}
-        read = [site.before[name] for _, name, made in site.pairs if not made]
-        self.cuts: set[Value] = set()
-        for b in read:
-            if isinstance(b.content, Layout) and b.content.op:
-                self.parts[value_of(b)] = self._from_parts(b, b.content)
-            else:
-                self.cuts.add(base_of(graph, value_of(b)))
-        self.on = Elements(graph, field, self._given)
+        self.sums: dict[str, Held] = {}  # of some terms, which the kernel goes on with
+        self.cuts: dict[Value, Value] = {}  # values that are given, each by one that it equals
+        for own, held in site.before.items():
+            is_replaced = own in self.outputs and held is not site.after[own]
+            is_read = is_replaced and reads_what_it_writes(site.kernel, own)
+            is_part = isinstance(held.content, Layout) and bool(held.content.op)
+            if is_part and own not in self.outputs:
+                self.parts[held.value] = self._from_parts(held)
+            elif is_part and is_read:
+                self.sums[own] = held
+            elif is_read or own not in self.outputs:
+                if held.of:
+                    for value in held.of:
+                        self._cut((value,))
+                else:
+                    self._cut(held.values)
+        self.on = Elements(self.graph, field, self._given)
+
+    def _cut(self, equal: tuple[Value, ...]) -> None:
+        """Values that are the same are generic, in one way."""
+        bases = [base_of(self.graph, v) for v in equal]
+        for base in bases:
+            for cut in cuts_of(self.graph, base):
+                self.cuts.setdefault(cut, bases[0] if cut == base else cut)
 
     def compare(self) -> tuple[str, int]:
         """What was looked at, and how much was computed."""
@@ -169,42 +169,45 @@ class _Comparison:
         machine = Machine(self.site.kernel, memory, self.field, self.trial)
         machine.run()
         compared = 0
-        for own, name, is_output in self.site.pairs:
-            if not is_output:
-                continue
-            written, binding = memory[own].written_at(), self.site.after[name]
+        for own in sorted(self.outputs - self.site.unfinished):
+            written, held = memory[own].written_at(), self.site.after[own]
             if not len(written):
-                raise Rejected(f"{name} is not written")
-            at = self._addresses(binding, written, self.program.buffers[name].size)
-            self._check_same(binding, memory[own], at)
+                raise Rejected(f"{held.buffer} is not written")
+            at = self._addresses(own, held, written)
+            self._check_same(own, held, memory[own], at)
             compared += len(at)
         self.on.forget()
         ran = ", ".join(f"{var} {some}" for var, some in machine.picked.items())
         return f"{compared} elements; iterations {ran or 'all'}", machine.count
 
     def _check_counts(self) -> None:
-        """What a kernel fills alone it stores to at least once for each element."""
-        if self.site.earlier:
-            return
-        stored = stored_elements(self.site.kernel)
-        for own, name, is_output in self.site.pairs:
-            b = self.site.after[name]
-            if not is_output or b is not self.site.before[name] or isinstance(b.content, Work):
+        """Of what is filled here, by this call and others, each element is stored at least once."""
+        stored = stored_elements(self.site.kernel) + Counter(self.site.by_others)
+        for own in self.outputs:
+            held, before = self.site.after[own], self.site.before.get(own)
+            is_other = before is not None and before is not held
+            kept = self.graph.made_of([before.value.node]) if before and is_other else set()
+            # What is made of what was there may leave some of it.
+            if held.value.node in kept or isinstance(held.content, Work):
                 continue
-            wanted = math.prod(extent for _, extent in self._layout(b).variables)
+            wanted = math.prod(extent for _, extent in self._layout(held).variables)
             if stored[own] < wanted:
-                raise Rejected(f"{stored[own]} of {wanted} elements of {name} are stored")
+                raise Rejected(f"{stored[own]} of {wanted} elements of {held.buffer} are stored")
 
     # What goes in
 
     def _memory(self) -> dict[str, Memory]:
+        """The kernel's buffers, each from where it begins in the program's."""
         found: dict[str, Memory] = {}
-        for own, name, is_output in self.site.pairs:
-            buffer, before = self.program.buffers[name], self.site.before[name]
-            source, is_held = undefined(self.field, name, buffer.dtype), not is_output
-            if is_held or before is not self.site.after[name]:
-                source, is_held = self._source(before, buffer.dtype, source), True
-            found[own] = Memory(buffer.dtype, source, not is_held, not is_output)
+        for buffer in self.site.kernel.buffers:
+            own, dtype, is_output = buffer.name, buffer.dtype, buffer.name in self.outputs
+            name, offset = self.site.names[own]
+            source, before = undefined(self.field, name, dtype), self.site.before.get(own)
+            is_held = before is not None and before is not self.site.after.get(own)
+            if before is not None and is_held:
+                source = self._source(before, dtype, source)
+            shifted = (lambda at, of=source, by=offset: of(at + by)) if offset else source
+            found[own] = Memory(dtype, shifted, not is_held, not is_output)
         return found
 
     def _run_before(self, other: Call, memory: dict[str, Memory]) -> None:
@@ -212,7 +215,7 @@ class _Comparison:
         of which must be one number."""
         kernel = self.program.kernels[other.kernel]
         names = [name for name, _ in other.arguments]
-        own = {name: memory[kernels] for kernels, name, _ in self.site.pairs}
+        own = {name: memory[b] for b, (name, _) in self.site.names.items()}
         if kernel.inputs or any(name not in own for name in names):
             raise NotEstablished(f"{kernel.name} writes the same buffer before it")
         found = {b.name: own[name] for b, name in zip(kernel.buffers, names, strict=True)}
@@ -229,17 +232,17 @@ class _Comparison:
                 filled.fill(first)
             filled.written[:], filled.is_undefined = False, False
 
-    def _layout(self, binding: Binding) -> Layout:
+    def _layout(self, binding: Held) -> Layout:
         if isinstance(binding.content, Work):
             told = f"{binding.buffer} holds numbers on the way: {binding.content.purpose}"
             raise NotEstablished(told)
-        return layouts.layout_of(binding.content, self.graph.type_of(value_of(binding)))
+        return layouts.layout_of(binding.content, self.graph.type_of(binding.value))
 
-    def _source(self, binding: Binding, dtype: str, otherwise: Source) -> Source:
+    def _source(self, binding: Held, dtype: str, otherwise: Source) -> Source:
         layout, name = self._layout(binding), binding.buffer
         if layout.op:
             return lambda at: self.field.keyed(f"parts {name}", dtype, at)
-        value, type_ = self._elements_of(value_of(binding)), self.graph.type_of(value_of(binding))
+        value, type_ = self._elements_of(binding.value), self.graph.type_of(binding.value)
         if binding.content == Whole():
             return lambda at: value(np.minimum(at, max(0, type_.size - 1)))
         zero = self.field.number(0, dtype)
@@ -271,13 +274,14 @@ class _Comparison:
             return self.parts[value]
         node, dtype = self.graph.nodes[value.node], self.graph.type_of(value).dtype
         if node.op in LEAVES or (value in self.cuts and node.op != "constant"):
+            value = self.cuts.get(value, value)
             name, most = f"%{value.node}.{value.output}", self.most.get(value, INTEGERS)
             return lambda at: self.field.keyed(name, dtype, at, most)
         return None
 
-    def _from_parts(self, binding: Binding, partial: Layout) -> Source:
+    def _from_parts(self, binding: Held) -> Source:
         """A sum's elements, of parts that are given."""
-        node = self.graph.nodes[binding.node]
+        node, partial = self.graph.nodes[binding.value.node], self._layout(binding)
         parts, dtype = layouts.part_addresses(node, partial), node.types[0].dtype
 
         def source(at: Array) -> Element:
@@ -288,42 +292,56 @@ class _Comparison:
 
     # What comes out
 
-    def _addresses(self, binding: Binding, written: Array, size: int) -> Array:
+    def _addresses(self, own: str, held: Held, written: Array) -> Array:
         """Some that were written, some at the ends of every axis, and the last there should be."""
-        layout, type_ = self._layout(binding), self.graph.type_of(value_of(binding))
+        layout, type_ = self._layout(held), self.graph.type_of(held.value)
+        name, offset = self.site.names[own]
         rng = np.random.default_rng([self.trial, len(written)])
         found = [written[0], written[-1], *written[rng.integers(0, len(written), COMPARED)]]
-        found += [min(at, size - 1) for at in layouts.last_addresses(layout)]
+        if self.site.earlier or not (self.site.by_others or {}).get(own):
+            last = (at - offset for at in layouts.last_addresses(layout))
+            found += [min(at, self.program.buffers[name].size - 1) for at in last]
         if not layout.op:
             few = rng.choice(written, min(len(written), 4096), replace=False)
-            for index in unravel(layouts.places(layout, type_, few).flat, type_.shape):
+            for index in unravel(layouts.places(layout, type_, few + offset).flat, type_.shape):
                 found += [rng.choice(few[index == end]) for end in (index.min(), index.max())]
         return np.unique(np.array(found))
 
-    def _check_same(self, binding: Binding, memory: Memory, at: Array) -> None:
-        value, layout = value_of(binding), self._layout(binding)
+    def _check_same(self, own: str, held: Held, memory: Memory, at: Array) -> None:
+        layout, offset = self._layout(held), self.site.names[own][1]
         if layout.op:
-            terms = math.prod(extent for _, extent in layout.summed)
-            if terms > TERMS or layout.op == "spread":
-                raise NotEstablished(f"each part is of {terms} terms, or of a variance")
-            most = min(len(at), max(3, 4 * TERMS // terms))
-            at = at[np.linspace(0, len(at) - 1, most).astype(int)]
-            for few in np.array_split(at, -(-len(at) * terms // TERMS)):
-                wanted = self._parts(self.graph.nodes[value.node], layout, few)
-                self._check_equal(binding, memory, few, wanted)
+            self._check_parts(own, held, layout, memory, at)
             return
-        found = layouts.places(layout, self.graph.type_of(value), at)
+        found = layouts.places(layout, self.graph.type_of(held.value), at + offset)
         there = found.is_there
-        wanted = self.on.at(value, found.flat[there])
+        wanted = self.on.at(held.value, found.flat[there])
         wanted = chosen(found.is_zero[there], self.field.number(0, memory.dtype), wanted)
-        self._check_equal(binding, memory, at[there], wanted)
+        self._check_equal(own, held, memory, at[there], wanted)
 
-    def _check_equal(self, binding: Binding, memory: Memory, at: Array, wanted: Element) -> None:
+    def _check_parts(self, own: str, held: Held, layout: Layout, memory: Memory, at: Array) -> None:
+        terms = math.prod(extent for _, extent in layout.summed)
+        if terms > TERMS or layout.op == "spread":
+            raise NotEstablished(f"each part is of {terms} terms, or of a variance")
+        at = at[np.linspace(0, len(at) - 1, min(len(at), max(3, 4 * TERMS // terms))).astype(int)]
+        node, offset = self.graph.nodes[held.value.node], self.site.names[own][1]
+        for few in np.array_split(at, -(-len(at) * terms // TERMS)):
+            wanted = self._parts(node, layout, few + offset)
+            self._check_equal(own, held, memory, few, wanted)
+
+    def _check_equal(
+        self, own: str, held: Held, memory: Memory, at: Array, wanted: Element
+    ) -> None:
+        if own in self.sums:  # what is there was generic, instead of the sum of its terms
+            before, dtype, at_ = self.sums[own], memory.dtype, at + self.site.names[own][1]
+            known = self._parts(self.graph.nodes[before.value.node], self._layout(before), at_)
+            generic = self._source(before, dtype, undefined(self.field, own, dtype))(at_)
+            rest = self.field.apply("sub", [wanted, known], [dtype, dtype], dtype)
+            wanted = self.field.apply("add", [rest, generic], [dtype, dtype], dtype)
         memory.is_undefined = False  # what should have been written and was not equals nothing
         made = memory.load(at)
         if not same(made, wanted):
-            told = f"{binding.buffer} at {at[int(np.argmin(made.p == wanted.p))]}"
-            raise Rejected(f"{told} is not what %{binding.node} of the graph is there")
+            told = f"{held.buffer} at {at[int(np.argmin(made.p == wanted.p))]}"
+            raise Rejected(f"{told} is not what %{held.stated.node} of the graph is there")
 
     def _parts(self, node: Node, partial: Layout, at: Array) -> Element:
         """Partial sums at addresses, each from its terms."""
@@ -343,6 +361,16 @@ class _Comparison:
         return self.field.reduced(partial.op, found.spread(shape), dtype)
 
 
+def cuts_of(graph: Graph, value: Value) -> list[Value]:
+    """What is generic where a value is given: what it is a view of. Of an integer that is held
+    between bounds, the integer before that: it is held between them on both sides."""
+    base = base_of(graph, value)
+    node = graph.nodes[base.node]
+    if node.op in ("max", "min") and not is_float(node.types[0].dtype):
+        return [cut for v in node.operands for cut in cuts_of(graph, v)]
+    return [base]
+
+
 def base_of(graph: Graph, value: Value) -> Value:
     """What a value is a view of; itself if it is none."""
     while True:
@@ -355,24 +383,3 @@ def base_of(graph: Graph, value: Value) -> Value:
         if not is_same:
             return value
         value = node.operands[0]
-
-
-def stored_elements(kernel: Kernel) -> Counter[str]:
-    """How often each buffer is stored to, at most."""
-    found: Counter[str] = Counter()
-
-    def count(body: tuple[object, ...], times: int) -> None:
-        for s in body:
-            if isinstance(s, For):
-                end = s.extent
-                if s.stop is not None and not s.stop.terms:
-                    end = max(0, min(end, s.stop.offset))
-                count(s.body, times * end)
-            elif isinstance(s, ir.Store):
-                found[s.buffer] += times
-            elif isinstance(s, (ir.Matmul, ir.Library)):
-                for block in blocks_of(s)[0]:
-                    found[block.buffer] += times * math.prod(axis.count for axis in block.axes)
-
-    count(kernel.body, 1)
-    return found

@@ -39,6 +39,23 @@ def layout_of(content: Whole | Layout, type_: Type) -> Layout:
     return Layout(variables, Index(0, tuple(terms)), tuple(index), ())
 
 
+def is_all(layout: Layout, node: Node) -> bool:
+    """Whether parts of a sum are all of it: one for each element in order, of all its terms."""
+    if not layout.op or not node.op.startswith("reduce_"):
+        return False
+    whole, summed = layout_of(Whole(), node.types[0]), layout.summed
+    depth = tuple(Index(0, ((1, name),)) for name, _ in summed)
+    is_whole = (layout.variables, layout.element) == (whole.variables, whole.element + depth)
+    terms = (sorted(of.address.terms, key=str) for of in (layout, whole))
+    is_whole &= next(terms) == next(terms) and not layout.address.offset
+    over = tuple(extent for _, extent in summed) == node.attributes["over"]
+    # Guards are bounds of sums: they hold everywhere if they do at all corners.
+    every = (*layout.variables, *summed)
+    corners = np.indices((2,) * len(every)).reshape(len(every), -1)
+    ends = {name: at * (n - 1) for at, (name, n) in zip(corners, every, strict=True)}
+    return is_whole and over and bool(held_by(layout.guards, ends, corners.shape[1:]).all())
+
+
 def places(layout: Layout, type_: Type, at: Array) -> Places:
     variables, there = variables_at(layout, at)
     held = held_by(layout.guards, variables, at.shape)

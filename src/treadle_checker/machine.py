@@ -34,7 +34,8 @@ NOTHING = {"add": 0, "mul": 1, "max": float("-inf"), "min": float("inf")}
 
 
 class Memory:
-    """A buffer's elements by address: pages, made by its source when they are first touched.
+    """A buffer's elements by address, in pages: what was stored, or what its source says where it
+    is first read.
 
     What is never written (`is_given`) needs none: its source is asked each time. What is undefined
     must be written before it is read.
@@ -49,7 +50,7 @@ class Memory:
         self.numbers, self.count, self.pieces = list[Array](), 0, False
         kinds = {"q": numpy_of(dtype), "p": numpy_of(dtype), "sign": np.int8, "infinite": np.int8}
         self.parts = {name: np.zeros(0, kind) for name, kind in kinds.items()}
-        self.written = np.zeros(0, bool)
+        self.written = self.known = np.zeros(0, bool)
 
     def _slots(self, at: Array) -> Array:
         numbers = at // PAGE
@@ -58,9 +59,7 @@ class Memory:
             self.pages = _grown(self.pages, last + 1)
         found = self.pages[numbers]
         if not found.all():
-            missing = np.unique(numbers[found == 0])
-            for part in np.array_split(missing, -(-len(missing) * PAGE // CHUNK)):
-                self._add(part)
+            self._add(np.unique(numbers[found == 0]))
             found = self.pages[numbers]
         return (found.astype(np.int64) - 1) * PAGE + at % PAGE
 
@@ -71,13 +70,13 @@ class Memory:
         self.numbers.append(numbers)
         if rows.stop > len(self.written):
             self.parts = {name: _grown(a, rows.stop) for name, a in self.parts.items()}
-            self.written = _grown(self.written, rows.stop)
-        self._put(rows, self.source((numbers[:, None] * PAGE + np.arange(PAGE)).reshape(-1)))
+            self.written, self.known = (_grown(a, rows.stop) for a in (self.written, self.known))
 
-    def _put(self, where: Array | slice, x: Element) -> None:
+    def _put(self, where: Array, x: Element) -> None:
         for name, array in self.parts.items():
             part = getattr(x, name)
             array[where] = 0 if part is None else part
+        self.known[where] = True
         self.pieces |= x.pieces
 
     def load(self, at: Array, held: Array | None = None) -> Element:
@@ -90,6 +89,9 @@ class Memory:
             missing = ~self.written[slots]
             if (missing if held is None else missing & held).any():
                 raise Rejected(f"what nothing has written is read, at {at[missing].flat[0]}")
+        unknown = np.unique(at[~self.known[slots]])
+        for part in np.array_split(unknown, -(-len(unknown) // CHUNK)) if len(unknown) else ():
+            self._put(self._slots(part), self.source(part))
         q, p, sign, infinite = (a[slots] for a in self.parts.values())
         if not is_residue(self.dtype):
             return Element(p, p)
@@ -105,6 +107,7 @@ class Memory:
         """As if one element was everywhere."""
         self.source = lambda at: x.spread(at.shape)
         self.pages, self.numbers, self.count = np.zeros(16, np.int32), [], 0
+        self.known[:] = False
 
     def written_at(self) -> Array:
         """Where something was stored, in order."""

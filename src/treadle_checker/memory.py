@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle_checker.program import Call, Phase, Program, Step, calls_of, size_of
+from treadle_checker.program import Call, Program, calls_of, phases_of, size_of
 from treadle_checker.reading import Rejected
 
 
@@ -20,8 +20,8 @@ def given_to(program: Program, call: Call) -> tuple[list[str], list[str]]:
 
 def _check_calls(program: Program) -> None:
     """Every call is of a kernel on buffers that have room for it, in all iterations of a repeat."""
-    for call, around in calls_of(program.steps):
-        length = around[-1] if around else 1
+    every = ((call, times) for phase, times in phases_of(program.steps) for call in phase.calls)
+    for call, length in every:
         if call.kernel >= len(program.kernels):
             raise Rejected(f"a call of the kernel {call.kernel}, which is not there")
         kernel = program.kernels[call.kernel]
@@ -37,37 +37,24 @@ def _check_calls(program: Program) -> None:
 
 
 def _check_phases(program: Program) -> None:
-    """Calls of one phase do not touch what another one writes; what is read was written before."""
-    written = {*program.leaves, *program.constants}
-    written |= {b.name for b in program.buffers.values() if not b.size}
-    _check_steps(program, program.steps, written)
-    missing = [name for _, _, name in program.outputs if name not in written]
-    if missing:
-        raise Rejected(f"the output {missing[0]} is never written")
-    changed = {n for call, _ in calls_of(program.steps) for n in given_to(program, call)[1]}
-    changed &= {*program.leaves, *program.constants}
-    if not changed <= set(program.updated):
-        raise Rejected(f"{min(changed - set(program.updated))} is given, and written")
-
-
-def _check_steps(program: Program, steps: tuple[Step, ...], written: set[str]) -> None:
-    for step in steps:
-        if not isinstance(step, Phase):
-            _check_steps(program, step.steps, written)
-            continue
+    """Calls of one phase do not touch what another one writes; what is given stays as it is. That
+    what is read was written before is looked at with what buffers hold."""
+    changed: set[str] = set()
+    for phase, _ in phases_of(program.steps):
         writers: dict[str, Call] = {}
-        for call in step.calls:
+        for call in phase.calls:
             for name in given_to(program, call)[1]:
                 if writers.setdefault(name, call) is not call:
                     raise Rejected(f"two calls of a phase write {name}")
-        for call in step.calls:
-            kernel = program.kernels[call.kernel]
+        for call in phase.calls:
             for name in given_to(program, call)[0]:
                 if writers.get(name, call) is not call:
-                    raise Rejected(f"{kernel.name} reads {name}, written in the same phase")
-                if name not in written and name not in writers:
-                    raise Rejected(f"{kernel.name} reads {name}, which is not written before")
-        written |= set(writers)
+                    kernel = program.kernels[call.kernel].name
+                    raise Rejected(f"{kernel} reads {name}, written in the same phase")
+        changed |= set(writers)
+    changed &= {*program.leaves, *program.constants} - {*program.updated}
+    if changed:
+        raise Rejected(f"{min(changed)} is given, and written")
 
 
 def _check_arena(program: Program) -> None:
@@ -75,7 +62,7 @@ def _check_arena(program: Program) -> None:
     outside = {*program.leaves, *program.constants, *(name for _, _, name in program.outputs)}
     spans: dict[str, tuple[int, int]] = {}  # the first and the last step that touches a buffer
     for position, step in enumerate(program.steps):
-        for call, _ in calls_of((step,)):
+        for call in calls_of((step,)):
             for name, _ in call.arguments:
                 spans[name] = spans.get(name, (position, position))[0], position
     placed: list[tuple[int, int, int, int, str]] = []

@@ -7,7 +7,7 @@ the annotations and tables below do not know is refused. Loop variables and loca
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Annotated, Any
 
@@ -26,6 +26,7 @@ from treadle_checker.reading import (
 )
 
 NO_INDEX = Index(0)
+ITERATION = "iteration"  # a variable of what buffers hold in a repeat that is no scan's
 SHARED_OUT = ("group", "subgroup")
 SIDE_BY_SIDE = ("parallel", "grid", *SHARED_OUT, "vector")
 SUMS = ("add", "mul", "max", "min")
@@ -236,6 +237,17 @@ class Work:
 
 
 Content = Whole | Layout | Work
+
+
+def in_iteration(content: Content, number: int) -> Content:
+    """What is held in an iteration of a repeat that is no scan's."""
+    if not isinstance(content, Layout):
+        return content
+    address, *element = (i.fixed(ITERATION, number) for i in (content.address, *content.element))
+    guards = tuple(replace(g, index=g.index.fixed(ITERATION, number)) for g in content.guards)
+    return replace(content, address=address, element=tuple(element), guards=guards)
+
+
 _CONTENTS = {kind.__name__.lower(): declared(kind) for kind in (Whole, Layout, Work)}
 
 
@@ -248,6 +260,7 @@ class Binding:
     node: int
     output: int
     content: Annotated[Content, reading.one_of_kinds(_CONTENTS)]
+    since: Annotated[int, integer(-1)]  # the number of a call; −1 is the start
 
 
 # Kernels and programs
@@ -296,6 +309,7 @@ class Phase:
 class Repeat:
     length: int
     reverse: bool
+    scope: str  # of the scan whose iterations it makes, or the one that it stands in
     steps: Annotated[tuple[Step, ...], _steps]
 
 
@@ -336,16 +350,18 @@ read_kernel, read_program = declared(Kernel, as_record=True), declared(Program, 
 # Walking
 
 
-Calls = Iterator[tuple[Call, tuple[int, ...]]]
-
-
-def calls_of(steps: tuple[Step, ...], around: tuple[int, ...] = ()) -> Calls:
-    """Every call, and how often each of the repeats around it goes, the innermost last."""
+def phases_of(steps: tuple[Step, ...], times: int = 1) -> Iterator[tuple[Phase, int]]:
+    """Every phase in order, and how often the repeat around it goes."""
     for step in steps:
         if isinstance(step, Phase):
-            yield from ((call, around) for call in step.calls)
+            yield step, times
         else:
-            yield from calls_of(step.steps, (*around, step.length))
+            yield from phases_of(step.steps, step.length)
+
+
+def calls_of(steps: tuple[Step, ...]) -> Iterator[Call]:
+    """Every call in order."""
+    return (call for phase, _ in phases_of(steps) for call in phase.calls)
 
 
 def walk(body: tuple[Statement, ...]) -> Iterator[Statement]:

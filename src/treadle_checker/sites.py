@@ -1,37 +1,58 @@
 """Which claims a program makes: its calls in order, with what every buffer holds by then.
 
 A call claims that, between what its inputs hold and what its outputs hold, its kernel computes what
-the graph does. Calls of one kernel between equal parts of a graph are one claim.
+the graph does. The file says from which call on a buffer holds a value. That every call reads what
+its buffers hold by then, also from one iteration to the next and behind a repeat, is looked at here
+for all of them. Calls of one kernel between equal parts of a graph are one claim.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from treadle_checker.memory import given_to
-from treadle_checker.program import Binding, Call, Kernel, Program, calls_of
-from treadle_checker.types import Graph, Value
+from treadle_checker.bounds import reads_what_it_writes, stored_elements, written_span
+from treadle_checker.layouts import is_all
+from treadle_checker.program import (
+    Binding,
+    Call,
+    Kernel,
+    Layout,
+    Phase,
+    Program,
+    Repeat,
+    Step,
+    Whole,
+    calls_of,
+    in_iteration,
+)
+from treadle_checker.reading import Rejected
+from treadle_checker.scopes import Scopes, around
+from treadle_checker.states import START, Held, Scan, State, add
+from treadle_checker.types import LEAVES, Graph, Value
 
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One call, and what its buffers hold before and after it. No graph: they belong to several."""
+    """One call, and what its buffers hold before and after it, by the names its kernel has."""
 
     call: Call
     kernel: Kernel
-    graph: Graph | None
-    before: Mapping[str, Binding]
-    after: Mapping[str, Binding]
-    earlier: tuple[Call, ...]  # that wrote the same buffers
-    is_last: bool  # of those that write them
+    graph: Graph
+    before: Mapping[str, Held]
+    after: Mapping[str, Held]
+    iteration: int = 0  # of a repeat that is no scan's
+    earlier: tuple[Call, ...] = ()  # calls that began what it adds to
+    unfinished: frozenset[str] = frozenset()  # what later calls add to
+    by_others: Mapping[str, int] | None = None  # elements of the same that other calls store
+    meets: str = ""  # another call may store the same element
 
     @property
-    def pairs(self) -> list[tuple[str, str, bool]]:
-        """Names of buffers: the kernel's and the program's, and whether they are outputs."""
-        count = len(self.kernel.inputs)
-        names = zip(self.kernel.buffers, self.call.arguments, strict=True)
-        return [(b.name, name, i >= count) for i, (b, (name, _)) in enumerate(names)]
+    def names(self) -> dict[str, tuple[str, int]]:
+        """The program's buffers by the kernel's, and where in them these begin."""
+        pairs = zip(self.kernel.buffers, self.call.arguments, strict=True)
+        return {b.name: (name, row * self.iteration) for b, (name, row) in pairs}
 
 
 class Walk:
@@ -39,135 +60,207 @@ class Walk:
 
     def __init__(self, program: Program, graphs: Mapping[str, Graph]):
         self.program, self.graphs = program, graphs
-        self.every: dict[tuple[str, str], list[Binding]] = {}
+        self.calls = {call: i for i, call in enumerate(calls_of(program.steps))}
+        self.made: dict[tuple[int, str], Binding] = {}
+        self.given: dict[str, list[Binding]] = {}
         for b in program.bindings:
-            self.every.setdefault((b.scope, b.buffer), []).append(b)
-        # What a carry is around its scan is found from the scan itself.
-        for key in {(_around(scope), name) for scope, name in self.every if scope}:
-            if len(self.every.get(key, ())) > 1:
-                del self.every[key]
-        self.held = {key: found[0] for key, found in self.every.items()}
+            if b.since == START:
+                self.given.setdefault(b.scope, []).append(b)
+            elif self.made.setdefault((b.since, b.buffer), b) is not b:
+                raise Rejected(f"{b.buffer} holds two things from one call on")
+        self.scopes = Scopes(graphs, {b.scope for b in program.bindings})
         self.numbers: dict[object, int] = {}
-        self.writers: dict[tuple[str, str], list[Call]] = {}
-        for call, around in calls_of(program.steps):
-            scope = self._scope(call, len(around)) or ""
-            for name in given_to(program, call)[1]:
-                self.writers.setdefault((scope, name), []).append(call)
 
     def sites(self) -> Iterator[Site]:
-        seen: set[object] = set()
-        for call, around in calls_of(self.program.steps):
-            scope = self._scope(call, len(around))
-            kernel = self.program.kernels[call.kernel]
-            if scope is None:
-                site = self._beside_a_scan(call, kernel, len(around))
-            else:
-                site = self._site(call, kernel, scope)
-            key = call.kernel, site.graph and self._signature(site, site.graph)
-            if key not in seen and site.is_last:
-                seen.add(key)
+        """Every distinct claim; Rejected where a buffer does not hold what is read of it."""
+        every, seen = self._visited(), set[object]()
+        writers: dict[tuple[Binding, str], dict[Call, str]] = {}
+        for site in every:
+            for b in site.kernel.outputs:
+                key = site.after[b.name].stated, site.names[b.name][0]
+                writers.setdefault(key, {})[site.call] = b.name
+        for site in every:
+            site = self._beside_others(site, writers)
+            form = site.call.kernel, site.iteration, self._signature(site)
+            if form not in seen and site.unfinished < {b.name for b in site.kernel.outputs}:
+                seen.add(form)
                 yield site
 
-    def _scope(self, call: Call, depth: int) -> str | None:
-        """The graph whose values a call's buffers hold: first those as deep in scans as it is, and
-        not one around that where it takes a row in each iteration."""
-        least = depth if any(row for _, row in call.arguments) else 0
-        some = [scope for scope in self.graphs if scope.count(":") >= least]
-        some.sort(key=lambda scope: abs(scope.count(":") - depth))
-        return next((s for s in some if all((s, n) in self.every for n, _ in call.arguments)), None)
+    def _beside_others(
+        self, site: Site, writers: Mapping[tuple[Binding, str], Mapping[Call, str]]
+    ) -> Site:
+        """With what other calls do that write the same."""
+        earlier, unfinished, stored = dict[Call, None](), set[str](), Counter[str]()
+        meets, at = "", self.calls[site.call]
+        for own in (b.name for b in site.kernel.outputs):
+            held = site.after[own]
+            goes_on = site.before.get(own) is held and reads_what_it_writes(site.kernel, own)
+            low, high, _ = self._span(site.call, own, held)
+            for call, name in writers[held.stated, site.names[own][0]].items():
+                kernel, is_own = self.program.kernels[call.kernel], call is site.call
+                first, last, times = self._span(call, name, held)
+                stored[own] += stored_elements(kernel)[name] * (times - is_own)
+                if goes_on and self.calls[call] <= at and times > is_own:
+                    earlier[call] = None
+                elif self.calls[call] > at and reads_what_it_writes(kernel, name):
+                    unfinished.add(own)
+                elif last < first or (not is_own and first <= high and low <= last):
+                    meets = held.buffer
+        begun, left = tuple(earlier), frozenset(unfinished)
+        return replace(site, earlier=begun, unfinished=left, by_others=stored, meets=meets)
 
-    def _site(self, call: Call, kernel: Kernel, scope: str) -> Site:
-        before = {name: self.held[scope, name] for name, _ in call.arguments}
-        written = given_to(self.program, call)[1]
-        after = before | {name: self.every[scope, name][-1] for name in written}
-        self.held |= {(scope, name): b for name, b in after.items()}
-        earlier, is_last = dict[Call, None](), True
-        for name in written:
-            writers = self.writers[scope, name]
-            at = writers.index(call)
-            earlier |= dict.fromkeys(writers[:at])
-            is_last &= at + 1 == len(writers)
-        return Site(call, kernel, self.graphs[scope], before, after, tuple(earlier), is_last)
+    def _span(self, call: Call, own: str, held: Held) -> tuple[int, int, int]:
+        """The first and the last element of a buffer that a call stores, and in how many iterations
+        it stores parts of the same. The last is before the first where these may meet."""
+        kernel, content = self.program.kernels[call.kernel], held.stated.content
+        is_same = in_iteration(content, 0) == in_iteration(content, 1)
+        times = self.times[call] if is_same else 1
+        rows = dict(zip((b.name for b in kernel.buffers), call.arguments, strict=True))
+        row, (low, high) = rows[own][1], written_span(kernel, own)
+        last = low - 1 if times > 1 and row <= high - low else high + row * (times - 1)
+        return low, last, times
 
-    def _beside_a_scan(self, call: Call, kernel: Kernel, depth: int) -> Site:
-        """A call whose buffers belong to a scan and to what is around it, as one around it."""
-        written = given_to(self.program, call)[1]
-        for scope in [s for s in self.graphs if s.count(":") == depth]:
-            before = {
-                name: self.held.get((scope, name)) or self._seen(scope, name, name in written)
-                for name, _ in call.arguments
-            }
-            known = {name: b for name, b in before.items() if b is not None}
-            own = {n: self.every[scope, n][-1] for n in written if (scope, n) in self.every}
-            self.held |= {(scope, n): b for n, b in own.items()}
-            if len(known) == len(before):
-                return Site(call, kernel, self.graphs[scope], known, known | own, (), True)
-        return Site(call, kernel, None, {}, {}, (), True)
+    # What buffers hold, call by call
 
-    def _seen(self, scope: str, name: str, is_written: bool) -> Binding | None:
-        """What a buffer of a scan holds of the graph around it: what a carry is given is an operand
-        of the scan, and what it has in the end is a result."""
-        outer = self.graphs[scope]
-        for inner, body in self.graphs.items():
-            found, at = self.every.get((inner, name)), inner.removeprefix(scope)[4:-1]
-            is_inside = inner and _around(inner) == scope and found and at.isdecimal()
-            position = int(at) if is_inside else len(outer.nodes)
-            if not found or position >= len(outer.nodes) or outer.nodes[position].op != "scan":
-                continue
-            node = outer.nodes[position]
-            first, carries = node.attributes["constants"], node.attributes["carries"]
-            binding = found[0] if is_written else found[-1]
-            if is_written:
-                given = map(Value, body.inputs[first : first + carries])
-                pairs = dict(zip(given, node.operands[first:], strict=False))
+    def _visited(self) -> list[Site]:
+        """All calls in order, those of repeats in some iterations."""
+        state: State = {}
+        self.times: dict[Call, int] = {}  # iterations of repeats that are no scan's
+        whole = self.graphs[""]
+        leafy = whole.made_of(whole.leaves.values())
+        for b in self.given.get("", ()):
+            node, buffer = whole.nodes[b.node], self.program.buffers[b.buffer]
+            is_leaf = node.op in LEAVES and node.attributes["name"] == b.buffer
+            is_known = is_leaf and b.buffer in self.program.leaves
+            is_known |= b.node not in leafy and b.buffer in self.program.constants
+            if b.buffer in state or (buffer.size and not is_known):
+                raise Rejected(f"{b.buffer} is not given, and holds something from the start")
+            add(state, 0, Held(b, self._place("", b), b.content))
+        found = list(self._steps(self.program.steps, "", state))
+        for name, value, buffer in self.program.outputs:
+            held = state.get(buffer, {}).get(0)
+            place = self.scopes.opened[""].place("", Value(*value))
+            if held is None or place not in held.values or held.content != Whole():
+                raise Rejected(f"the output {name} is not what {buffer} holds")
+        return found
+
+    def _place(self, scope: str, b: Binding) -> Value:
+        return self.scopes.opened[scope].place(b.scope, Value(b.node, b.output))
+
+    def _steps(
+        self, steps: tuple[Step, ...], scope: str, state: State, at: int = 0, times: int = 0
+    ) -> Iterator[Site]:
+        for step in steps:
+            if isinstance(step, Phase):
+                for call in step.calls:
+                    self.times[call] = max(1, times)
+                    yield self._call(call, scope, state, at, is_chunk=times > 0)
+            elif times:
+                raise Rejected("a repeat stands in one over parts of buffers")
+            elif step.scope == scope:
+                yield from self._chunks(step, state)
             else:
-                made = (v for _, _, v in body.outputs[:carries])
-                pairs = {v: Value(position, k) for k, v in enumerate(made)}
-            to = pairs.get(value_of(binding))
-            if to is not None:
-                return replace(binding, scope=scope, node=to.node, output=to.output)
-        return None
+                yield from self._scan(step, scope, state)
 
-    def _signature(self, site: Site, graph: Graph) -> object:
+    def _call(self, call: Call, scope: str, state: State, at: int, is_chunk: bool) -> Site:
+        kernel = self.program.kernels[call.kernel]
+        before, after = dict[str, Held](), dict[str, Held]()
+        pairs = zip(kernel.buffers, call.arguments, strict=True)
+        rows = [(b, name, 0 if is_chunk else row) for b, (name, row) in pairs]
+        for b, name, row in rows:
+            if row and b.size > row:
+                raise Rejected(f"kernel {kernel.name} takes more of {name} than a row")
+            if row in state.get(name, {}):
+                before[b.name] = state[name][row]
+            elif b in kernel.inputs:
+                told = f"nothing says what it reads of {name}"
+                raise Rejected(f"kernel {kernel.name}: {told}")
+        for b, name, row in rows[len(kernel.inputs) :]:
+            stated = self.made.get((self.calls[call], name))
+            if stated is not None:
+                content, of = in_iteration(stated.content, at), self._constants(scope, stated)
+                after[b.name] = Held(stated, self._place(scope, stated), content, (), of)
+            elif b.name in before:  # the same once more, or more of what a call has begun
+                is_begun = before[b.name].stated.since != START
+                after[b.name] = before[b.name] if is_begun else replace(before[b.name])
+            else:
+                raise Rejected(f"kernel {kernel.name}: nothing says what it writes to {name}")
+            state[name] = {row: after[b.name]}
+        return Site(call, kernel, self.scopes.opened[scope].graph, before, after, at)
+
+    def _constants(self, scope: str, b: Binding) -> tuple[Value, ...]:
+        """What is made of the constants of a scan inside is that, once for all iterations."""
+        if b.scope == scope or around(b.scope)[1] == "call":
+            return ()
+        node = self.scopes.body_of(b.scope)[0]
+        operands = node.operands[: node.attributes["constants"]]
+        return tuple(self.scopes.opened[scope].place(scope, v) for v in operands)
+
+    def _chunks(self, step: Repeat, state: State) -> Iterator[Site]:
+        """A repeat over parts of buffers: its first iterations and its last one. What one leaves,
+        the next is given."""
+        if step.reverse:
+            raise Rejected("parts of buffers are gone through from the last on")
+        calls = {self.calls[call] for call in calls_of(step.steps)}
+        for i in sorted({0, 1, step.length - 1} & {*range(step.length)}):
+            for name, rows in state.items():
+                if 0 in rows and rows[0].stated.since in calls:
+                    content = in_iteration(rows[0].stated.content, i - 1)
+                    state[name] = {0: replace(rows[0], content=content)}
+            yield from self._steps(step.steps, step.scope, state, i, step.length)
+        graph = self.scopes.opened[step.scope].graph
+        for name, rows in state.items():
+            held = rows.get(0)
+            parts = held and isinstance(held.content, Layout) and held.content
+            if held and parts and is_all(parts, graph.nodes[held.value.node]):
+                state[name] = {0: replace(held, content=Whole())}
+
+    def _scan(self, step: Repeat, scope: str, state: State) -> Iterator[Site]:
+        """One iteration, which is given what is around the scan, and leaves what the next is."""
+        scan = Scan(self.program, self.scopes, step, scope)
+        every = [h.stated for rows in state.values() for h in rows.values()]
+        given = [b for b in every if b.scope == step.scope] + self.given.get(step.scope, [])
+        begun = scan.begun(given, state)
+        end = {name: dict(rows) for name, rows in begun.items()}
+        if step.length:
+            yield from self._steps(step.steps, step.scope, end)
+        if step.length > 1:
+            scan.check_next(given, begun, end)
+        scan.leave(end, state)
+
+    def _signature(self, site: Site) -> object:
         """What a call is between, whatever buffers and nodes are called."""
-        given = {
-            value_of(site.before[n]): i for i, (_, n, made) in enumerate(site.pairs) if not made
-        }
-        for i, (_, name, _) in enumerate(site.pairs):
-            if site.before[name] is not site.after[name]:
-                given.setdefault(value_of(site.before[name]), i)
+        graph, made = site.graph, [b.name for b in site.kernel.outputs]
+        given: dict[Value, str] = {}
+        for own, held in site.before.items():
+            if own not in made or held is not site.after[own]:
+                given |= {v: own for v in held.values if v not in given}
         known: dict[int, int] = {}
-        for position in nodes_between(graph, site):
+
+        def form(v: Value) -> object:
+            return ("given", given[v]) if v in given else (known[v.node], v.output)
+
+        for position in nodes_between(site):
             node = graph.nodes[position]
-            operands = tuple(
-                ("given", given[v]) if v in given else (known[v.node], v.output)
-                for v in node.operands
-            )
-            form = (node.key or node.op, str(node.attributes.get("name")), node.types, operands)
-            known[position] = self.numbers.setdefault(form, len(self.numbers))
-        contents = tuple((site.before[n].content, site.after[n].content) for _, n, _ in site.pairs)
-        made = (value_of(site.after[n]) for _, n, is_output in site.pairs if is_output)
-        ends = tuple(("given", given[v]) if v in given else (known[v.node], v.output) for v in made)
-        return contents, ends, tuple(c.kernel for c in site.earlier)
+            name = str(node.attributes.get("name"))
+            key = (node.key or node.op, name, node.types, tuple(map(form, node.operands)))
+            known[position] = self.numbers.setdefault(key, len(self.numbers))
+        contents = tuple((own, h.content) for own, h in (*site.before.items(), *site.after.items()))
+        ends = tuple(form(site.after[own].value) for own in made)
+        begun = tuple(c.kernel for c in site.earlier)
+        inside = tuple((own, h.stated) for own, h in site.before.items() if h.of)
+        return contents, ends, begun, inside, site.unfinished, site.meets
 
 
-def _around(scope: str) -> str:
-    """The scope around a scan's: of "scan3:scan5:", where 5 is a node of a body, "scan3:"."""
-    return scope[: scope[:-1].rfind(":") + 1]
-
-
-def value_of(binding: Binding) -> Value:
-    return Value(binding.node, binding.output)
-
-
-def nodes_between(graph: Graph, site: Site) -> list[int]:
+def nodes_between(site: Site) -> list[int]:
     """Nodes between what a call is given and what it gives, operands first."""
-    given = {value_of(site.before[name]) for _, name, made in site.pairs if not made}
-    wanted = [value_of(site.after[name]) for _, name, made in site.pairs if made]
-    pending, found = [v.node for v in wanted if v not in given], set[int]()
+    made = {b.name for b in site.kernel.outputs}
+    given = {v for own, held in site.before.items() if own not in made for v in held.values}
+    pending = [held.value.node for held in site.after.values() if held.value not in given]
+    found = set[int]()
     while pending:
         position = pending.pop()
         if position not in found:
             found.add(position)
-            pending += [v.node for v in graph.nodes[position].operands if v not in given]
+            pending += [v.node for v in site.graph.nodes[position].operands if v not in given]
     return sorted(found)

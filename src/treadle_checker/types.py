@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -87,6 +87,14 @@ class Graph:
         """Those of bodies too."""
         bodies = [body.ops for node in self.nodes for body in bodies_of(node)]
         return frozenset(n.op for n in self.nodes).union(*bodies)
+
+    def made_of(self, given: Iterable[int]) -> set[int]:
+        """Some nodes, and those that are computed of them."""
+        found = set(given)
+        for i, node in enumerate(self.nodes):
+            if any(v.node in found for v in node.operands):
+                found.add(i)
+        return found
 
     @property
     def output_types(self) -> tuple[Type, ...]:

@@ -24,10 +24,11 @@ def build(
     with report.stage("schedule"):
         program = toolchain.schedule(graph, options)
     if options.verify == "full":
+        from treadle.verify.certificate.left import judged
         from treadle.verify.kernels import check_kernels
 
         with report.stage("verify"):
-            report.claims += check_kernels(program)
+            report.claims += judged(program, check_kernels(program))
     return built_of(toolchain, program, report, graph)
 
 

@@ -17,6 +17,8 @@ from treadle.frontend.functions.arithmetic import (
     exp,
     log,
     log1p,
+    maximum,
+    minimum,
     stop_gradient,
     tanh,
     where,
@@ -321,7 +323,14 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Cross-entropy of each row of x (N, D) through a weight (V, D)."""
     of_rows = c.CrossEntropy(attributes.label_smoothing)
-    return cross_entropy(of_rows, _logits(attributes, x, weight, bias), targets)
+    logits, held = _logits(attributes, x, weight, bias), _held_inside(targets, weight.shape[0])
+    return cross_entropy(of_rows, logits, held)
+
+
+def _held_inside(targets: Tensor, classes: int) -> Tensor:
+    """Classes as gather reads them, so that the gradient is that of the loss for any targets."""
+    wide = cast(targets, promote(targets.dtype, int32))
+    return minimum(maximum(wide, 0), classes - 1)
 
 
 def _logits(
@@ -345,9 +354,10 @@ def linear_cross_entropy_grad(
     """The rows again, and the gradients of x, weight and bias for the cotangents of the rows."""
     logits = _logits(attributes, x, weight, bias)
     wide, classes = logits.dtype, weight.shape[0]
-    rows = cross_entropy(c.CrossEntropy(attributes.label_smoothing), logits, targets)
+    held = _held_inside(targets, classes)
+    rows = cross_entropy(c.CrossEntropy(attributes.label_smoothing), logits, held)
     smoothing = Fraction(attributes.label_smoothing)
-    target = one_hot(c.OneHot(classes, wide), targets)
+    target = one_hot(c.OneHot(classes, wide), held)
     if smoothing:
         target = target * (1 - smoothing) + smoothing / classes
     slope = unsqueeze(ct, -1) * (softmax(c.Axis(1), logits) - target)

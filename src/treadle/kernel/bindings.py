@@ -83,6 +83,9 @@ class Partial:
         return f" in parts: {self.op} over {over or 'nothing'} of terms {self.elements}"
 
 
+ITERATION = "iteration"  # of a repeat over parts of buffers: a variable of what these hold
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """Numbers of an algorithm, between what its node is given and what it gives."""

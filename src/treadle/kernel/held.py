@@ -43,20 +43,20 @@ def check_held(program: Program) -> Program:
     for b in program.bindings.every:
         every.setdefault(b.scope, {}).setdefault(b.buffer, []).append(b.value)
     for scope, graph in program.bindings.graphs:
-        held = every.get(scope, {})
-        inner = {n for s in every if s != scope and s.startswith(scope) for n in every[s]}
-        own = {n for n, values in held.items() if len(set(values)) > 1} - inner
-        steps = _repeated(program.steps, own) if scope else program.steps
-        check_scope(graph, held, list(_touches(steps)))
+        steps = _repeated(program.steps, scope) if scope else program.steps
+        if steps is not None:
+            check_scope(graph, every.get(scope, {}), list(_touches(steps)))
     return program
 
 
-def _repeated(steps: Sequence[Step], carries: set[str]) -> Sequence[Step]:
-    """The steps that a repeat makes over and over, of the innermost one that writes its carries."""
+def _repeated(steps: Sequence[Step], scope: str) -> Sequence[Step] | None:
+    """The steps of a scan's iteration; None where it is a kernel, or makes none."""
     for step in steps:
-        if isinstance(step, Repeat) and _written(step) & carries:
-            return _repeated(step.steps, carries) or step.steps
-    return ()
+        if isinstance(step, Repeat):
+            found = step.steps if step.scope == scope else _repeated(step.steps, scope)
+            if found is not None:
+                return found
+    return None
 
 
 def _written(step: Step) -> Passed:

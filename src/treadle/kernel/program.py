@@ -61,6 +61,7 @@ class Repeat:
     length: int
     reverse: bool
     steps: tuple[Step, ...]
+    scope: str = ""  # of the scan whose iterations it makes; the one around it if it is none
 
 
 Step = Phase | Repeat

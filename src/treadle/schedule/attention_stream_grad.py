@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from treadle.ir.graph import Value as TensorValue
+from treadle.ir.ops.reductions import REDUCE_SUM
+from treadle.kernel.bindings import Whole
 from treadle.kernel.index import Index, Var, bounded, constant, flatten, unflatten, variable
 from treadle.kernel.nodes import (
     Buffer,
@@ -56,9 +58,12 @@ class Backward(Streams):
 
     def _row_sums(self) -> list[Kernel]:
         """Σ ct · out of each query."""
-        axes = axis_vars("i", (self.batch, self.heads, self.length))
-        e = Var("e", self.width)
-        self.rows = self.site.memory("row_sums", F32, self.batch * self.heads * self.length)
+        axes, e = axis_vars("i", (self.batch, self.heads, self.length)), Var("e", self.width)
+        shape = (self.batch, self.heads, self.length)
+        self.rows = self.lowering.room_inside(self.position, "row_sums", F32, math.prod(shape))
+        nodes = enumerate(self.lowering.definition(self.position).nodes)
+        is_one = (i for i, n in nodes if n.op is REDUCE_SUM and n.types[0].shape == shape)
+        self.lowering.bind_inside(self.position, self.rows, TensorValue(next(is_one)), Whole())
         ct, out = (self.element(x, along([*axes, e])) for x in (self.CT, self.OUT))
         total = accumulated("add", F32, [e], [], mul(ct, out), "row")
         body = parallel(axes, [*total, Store(self.rows.name, flat_index(axes), local("row"))])

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
+from treadle.base.shapes import Shape
 from treadle.ir import composites as c
-from treadle.ir.graph import Node
+from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
+from treadle.ir.ops import elementwise as e
+from treadle.ir.ops.linear import CONTRACT
+from treadle.kernel.bindings import ITERATION, Content, Copy, Elements, Partial, Whole
 from treadle.kernel.index import Index, Var, bounded, constant, data, variable
 from treadle.kernel.nodes import (
     Accumulate,
@@ -37,6 +42,7 @@ from treadle.schedule.drafts import Draft, RepeatDraft
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import (
     accumulated,
+    along,
     apply,
     as_dtype,
     axis_vars,
@@ -68,13 +74,14 @@ class Head:
     def __init__(self, lowering: Lowering, position: int, node: Node):
         self.lowering, self.position, self.node = lowering, position, node
         attributes: c.HeadCrossEntropy = attributes_of(node)
-        self.smoothing, self.is_rounded = float(attributes.label_smoothing), attributes.rounded
+        self.smoothing, self.is_rounded = Fraction(attributes.label_smoothing), attributes.rounded
         is_grad = node.op is c.LINEAR_CROSS_ENTROPY_GRAD
         ct, operands = (node.operands[0], node.operands[1:]) if is_grad else (None, node.operands)
         x, weight, targets, *bias = operands
         self.rows, self.width = lowering.graph.type_of(x).shape
         self.classes = lowering.graph.type_of(weight).shape[0]
         self.before = Order(lowering.fuse, lowering.memo)
+        self.inside = Inside(lowering.definition(position))
         self.x, self.weight = self._in_order(x), Rows(self._in_order(weight), Index(), self.width)
         self.targets = self._targets(targets)
         self.bias = Rows(self._in_order(bias[0]), Index(), 1) if bias else None
@@ -99,11 +106,11 @@ class Head:
 
     def own_share(self, value: Value) -> Value:
         """What the target has of a value, beside what every class has."""
-        return mul(value, 1 - self.smoothing) if self.smoothing else value
+        return mul(value, Literal(1 - self.smoothing, F32)) if self.smoothing else value
 
     def every_share(self, value: Value) -> Value:
         """What every class has of a value, where targets are smoothed."""
-        return mul(value, self.smoothing / self.classes)
+        return mul(value, Literal(self.smoothing / self.classes, F32))
 
     # Operands and buffers
 
@@ -130,7 +137,8 @@ class Head:
             found = as_dtype(found, I32)
         least, most = Literal(0, found.dtype), Literal(self.classes - 1, found.dtype)
         held = apply("min", apply("max", found, least), most)
-        buffer = self.buffer("targets", self.rows, I32)
+        buffer = self.room("targets", self.rows, I32)
+        self.bind(buffer, self.inside.targets, Whole())
         store = Store(buffer.name, variable(n), as_dtype(held, I32))
         body = parallel([n], [*reader.lets, store])
         kernel = self.lowering.kernel(self.position, reader, [], body, "_targets", (buffer,))
@@ -147,15 +155,24 @@ class Head:
         if self.bias is None or self.filled == self.classes:
             return
         given, v = self.bias.buffer, Var("v", self.filled)
-        buffer, zero = self.buffer("bias", self.filled, given.dtype), Literal(0, given.dtype)
+        is_one, zero = Within(variable(v), 0, self.classes), Literal(0, given.dtype)
+        copy = Copy(Elements((v,), variable(v), (variable(v),), (is_one,)))
+        site = Site(self.lowering, self.position)
+        buffer = site.memory("bias", given.dtype, self.filled, copy, self.node.operands[-1])
         own = Load(given.name, bounded(variable(v), self.classes), given.dtype)
-        is_one = Within(variable(v), 0, self.classes)
         store = Store(buffer.name, variable(v), Guarded(is_one, own, zero, given.dtype))
         self.before.add(self.kernel("bias", [given], [buffer], parallel([v], [store])))
         self.bias = Rows(buffer, Index(), 1)
 
     def buffer(self, name: str, size: int, dtype: dtypes.DType = F32) -> Buffer:
         return Site(self.lowering, self.position).memory(name, dtype, size)
+
+    def room(self, name: str, size: int, dtype: dtypes.DType = F32) -> Buffer:
+        """The same for what holds values of the definition, one after another."""
+        return self.lowering.room_inside(self.position, name, dtype, size)
+
+    def bind(self, buffer: Buffer, value: TensorValue, content: Content) -> None:
+        self.lowering.bind_inside(self.position, buffer, value, content)
 
     def result(self, output: int) -> Buffer:
         return self.lowering.buffer(TensorValue(self.position, output))
@@ -174,6 +191,28 @@ class Head:
         return Kernel(name, every, tuple(writes), tuple(body), origins, tuple(scratch), True)
 
 
+class Inside:
+    """Values of the definition that kernels have in memory."""
+
+    def __init__(self, graph: Graph):
+        nodes = list(enumerate(graph.nodes))
+        self.graph = graph
+        self.targets = TensorValue(next(i for i, n in nodes if n.op is e.MIN))
+        self.logits = TensorValue(next(i for i, n in nodes if n.op is CONTRACT))
+
+    @property
+    def slopes(self) -> TensorValue:
+        """The gradients of the logits."""
+        return self.graph.nodes[self.sum(1).node].operands[0]
+
+    def sum(self, output: int) -> TensorValue:
+        """A result before it is rounded."""
+        value = self.graph.outputs[output].value
+        while self.graph.nodes[value.node].op is e.CAST:
+            (value,) = self.graph.nodes[value.node].operands
+        return value
+
+
 class Chunk:
     """Some rows: those from `start` on, or those of each iteration of a repeat (None).
 
@@ -183,6 +222,13 @@ class Chunk:
     def __init__(self, head: Head, size: int, start: int | None, done: int = 0):
         self.head, self.size, self.start, self.done = head, size, start, done
         self.i = Var("i", size)
+
+    @property
+    def first(self) -> Index:
+        """The first row."""
+        if self.start is not None:
+            return constant(self.start)
+        return variable(Var(ITERATION, self.head.rows)) * self.size + self.done * self.size
 
     def part(self, buffer: Buffer, width: int) -> Rows:
         """A tensor's rows that belong to the chunk."""
@@ -219,7 +265,7 @@ def chunk_drafts(
     if count == 1:
         found += phases(size, done * size)
     elif count:
-        found.append(RepeatDraft(count, False, phases(size, None)))
+        found.append(RepeatDraft(count, False, phases(size, None), head.lowering.prefix))
     return [*found, *(phases(sizes[-1], head.rows - sizes[-1]) if sizes[-1] != size else [])]
 
 
@@ -248,7 +294,7 @@ def row_drafts(head: Head) -> list[Draft]:
 def _sums(head: Head, output: int) -> Buffer:
     """Where chunks add up a gradient: in its own memory, if that is wide."""
     result = head.result(output)
-    return result if result.dtype is F32 else head.buffer(f"sums{output}", result.size)
+    return result if result.dtype is F32 else head.room(f"sums{output}", result.size)
 
 
 def _rounded(head: Head, output: int) -> Kernel:
@@ -272,17 +318,44 @@ class _RowChunk(Chunk):
     def _scores(self, name: str, most: int, dtype: DType) -> Scores:
         """Tokens as rows of all classes; rows start at whole packs, as a library wants them."""
         count, stride = self.head.classes, self.head.filled
-        memory = self.head.buffer(name, most * stride, dtype)
+        memory = self.head.room(name, most * stride, dtype)
         buffer = replace(memory, size=self.size * stride)
         return Scores(Rows(buffer, Index(), stride), count, self.size, keys_are_rows=False)
 
     def kernels(self) -> list[Kernel]:
         wanted = self.head.gradients
+        self._bind()
         found = [self._matmul(), self._rows()]
         found += [self._input_gradient()] if 1 in wanted else []
         found += [self._weight_gradient()] if 2 in wanted else []
         found += [self._bias_gradient()] if 3 in wanted else []
         return found
+
+    def _bind(self) -> None:
+        """What memory holds: the chunk's rows of the logits, then of their gradients, and what is
+        summed up to its last row."""
+        head, v = self.head, Var("v", self.head.classes)
+        at = variable(self.i) * head.filled + variable(v)
+        rows = Copy(Elements((self.i, v), at, (self.first + variable(self.i), variable(v))))
+        head.bind(self.logits.buffer, head.inside.logits, rows)
+        if head.ct is not None:
+            head.bind(self.gradients.buffer, head.inside.slopes, rows)
+        for output in sorted(head.gradients - {1}):
+            sums, value = _sums(head, output), head.inside.sum(output)
+            is_last = self.start is not None and self.start + self.size == head.rows
+            if not is_last:
+                head.bind(sums, value, self._summed(head.inside.graph.type_of(value).shape))
+            elif sums != head.result(output):
+                head.bind(sums, value, Whole())
+
+    def _summed(self, shape: Shape) -> Partial:
+        """A gradient's sum over the rows up to the chunk's last one."""
+        axes = axis_vars("axis ", shape)
+        row = Var("row", self.head.rows)
+        is_done = Within(variable(row) - self.first, -self.head.rows, self.size)
+        inner = along(axes)
+        term = (*inner, variable(row)) if len(shape) > 1 else (variable(row), *inner)
+        return Partial(Elements(tuple(axes), flat_index(axes), term, (is_done,)), (row,))
 
     def _matmul(self) -> Kernel:
         head, x = self.head, self.x

@@ -18,6 +18,7 @@ class RepeatDraft:
     length: int
     reverse: bool
     drafts: list[Draft]
+    scope: str = ""  # of the scan whose iterations it makes; the one around it if it is none
 
 
 Draft = list[Bound] | RepeatDraft
@@ -43,7 +44,8 @@ class Finisher:
         found: list[Step] = []
         for draft in drafts:
             if isinstance(draft, RepeatDraft):
-                found.append(Repeat(draft.length, draft.reverse, tuple(self.steps(draft.drafts))))
+                inner = tuple(self.steps(draft.drafts))
+                found.append(Repeat(draft.length, draft.reverse, inner, draft.scope))
             else:
                 calls = tuple(c for c in map(self.call, draft) if c.kernel.outputs)
                 found += [Phase(calls)] if calls else []

@@ -15,7 +15,9 @@ from functools import cached_property
 
 import numpy as np
 
+from treadle.base.dtypes import DType
 from treadle.base.origin import Origin
+from treadle.ir.composites import definition_graph
 from treadle.ir.graph import Graph, Node, Output, OutputKind
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops.leaves import CONSTANT, Constant, Leaf
@@ -28,6 +30,7 @@ from treadle.kernel.held import check_scope
 from treadle.kernel.index import Index, Var
 from treadle.kernel.nodes import Buffer, Kernel, Statement, Store, Value, Within
 from treadle.kernel.program import Argument, Program, Step, calls_in
+from treadle.kernel.states import call_scope
 from treadle.kernel.target import CPU, Target
 from treadle.rules.canonical import canonicalise
 from treadle.rules.carries import choose_carries
@@ -248,6 +251,24 @@ class Lowering:
         if output.kind is OutputKind.UPDATE and (self.in_place or self.late):
             return output.name
         return self.before.get(output.value, self.names[output.value])
+
+    def definition(self, position: int) -> Graph:
+        """Of a composite, by its operands."""
+        node = self.graph.nodes[position]
+        types = tuple(self.graph.type_of(v) for v in node.operands)
+        return definition_graph(node.op, node.attributes, types)
+
+    def room_inside(self, position: int, name: str, dtype: DType, size: int) -> Buffer:
+        """Memory for values of a composite's definition, which `bind_inside` says."""
+        full = f"{self.prefix}b{position}.{name}"
+        return self.buffers.setdefault(full, Buffer(full, dtype, size))
+
+    def bind_inside(self, position: int, buffer: Buffer, value: TensorValue, c: Content) -> None:
+        """A buffer holds content of a value of a composite's definition; after what it held."""
+        scope = call_scope(self.prefix, position)
+        if scope not in dict(self.bodies):
+            self.bodies.append((scope, self.definition(position)))
+        self.inner_bindings.append(Binding(buffer.name, scope, value, c))
 
     def bindings(self) -> list[Binding]:
         """What the buffers hold that values of this graph, or parts and copies of them, are in."""

@@ -97,11 +97,13 @@ def _stay_apart(kernel: Kernel) -> bool:
     """Whether it can be shown that parallel iterations do not meet.
 
     A last pack that reaches beyond its row of a stack, where a guard stops it, looks as if it met
-    the next row.
+    the next row. Rows have memory of their own, which threads that share a row have in common: a
+    scan inside that keeps its carries there is none of theirs.
     """
     loops = (s for s in walk(kernel.body) if isinstance(s, For) and s.role is Role.PARALLEL)
     own = [b.name for b in kernel.scratch]
-    return not any(conflicts_in(loop, own) for loop in loops)
+    rows = kernel.body[0] if len(kernel.body) == 1 else None
+    return not any(conflicts_in(loop, own if loop is rows else ()) for loop in loops)
 
 
 def _is_apart(kernel: Kernel) -> bool:

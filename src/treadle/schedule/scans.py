@@ -105,7 +105,8 @@ class ScanBody(Lowering):
     def add_kernel(self, kernel: Kernel, order: Order, after: str | None) -> None:
         """What every iteration would recompute is computed once, before the first."""
         made = {b.name for b in kernel.outputs}
-        is_fixed = all(b.name in self.fixed for b in kernel.inputs) and not made & set(self.rows)
+        changing = {*self.rows, *self.carried}  # what an iteration is to write, whatever of
+        is_fixed = all(b.name in self.fixed for b in kernel.inputs) and not made & changing
         if is_fixed:
             self.fixed |= made
             self.starts.append(kernel)
@@ -216,7 +217,8 @@ def _scan(lowering: Lowering, position: int, node: Node) -> list[Draft]:
         lowering.after += copies(name, last, inner.buffers[name])
         around = node.operands[attributes.constants + k], TensorValue(position, k)
         lowering.carried_around += [(name, value, Whole()) for value in around]
-    return [*before.phases(), RepeatDraft(attributes.length, attributes.reverse, drafts)]
+    repeat = RepeatDraft(attributes.length, attributes.reverse, drafts, inner.prefix)
+    return [*before.phases(), repeat]
 
 
 def _persistent(lowering: Lowering, inner: ScanBody, drafts: list[Draft]) -> Kernel | None:

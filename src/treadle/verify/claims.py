@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from treadle.ir.control import CALL, SCAN
 from treadle.ir.graph import Graph, Value
@@ -19,6 +19,7 @@ from treadle.ir.ops.elementwise import LOG
 from treadle.ir.ops.leaves import Leaf
 from treadle.kernel.bindings import Binding, Work
 from treadle.kernel.program import Call, Phase, Program, Repeat, Step
+from treadle.kernel.states import START, around, is_call, stated
 
 POSITIONS = frozenset(
     [reductions.ARGMAX, reductions.ARGMIN, reductions.SORT, reductions.TOP_K]
@@ -46,6 +47,7 @@ class Site:
     earlier: tuple[Call, ...]  # those that wrote the same buffers before it, of its scope
     is_last: bool  # whether no other writes them later
     chain: tuple[Call, ...] = ()  # those that made numbers of an algorithm, which it goes on with
+    equal: Mapping[Value, Value] = field(default_factory=dict)  # values that are one in memory
 
 
 def sites(program: Program) -> Iterator[Site]:
@@ -56,33 +58,42 @@ def sites(program: Program) -> Iterator[Site]:
 class _Walk:
     def __init__(self, program: Program):
         self.program = program
-        self.graphs = dict(program.bindings.graphs)
+        self.graphs = {s: g for s, g in program.bindings.graphs if not is_call(s)}
         self.every: dict[tuple[str, str], list[Binding]] = {}
         for b in program.bindings.every:
             self.every.setdefault((b.scope, b.buffer), []).append(b)
-        self.held = {key: found[0] for key, found in self.every.items()}
+        self.held: dict[tuple[str, str], Binding] = {}
+        self.same: dict[tuple[str, str], tuple[Value, ...]] = {}  # values of a buffer at one time
+        self.made: dict[tuple[int, str], Binding] = {}
+        for b, since in stated(program):
+            if since == START:
+                known = self.held.setdefault((b.scope, b.buffer), b)
+                equal = self.same.get((b.scope, b.buffer), (known.value,))
+                self.same[b.scope, b.buffer] = (*equal, b.value)
+            self.made[since, b.buffer] = b
+        self.given = set(self.held)  # what no call of the scope has made
         self.seen: set[object] = set()
         self.writers: dict[tuple[str, str], list[Call]] = {}
         self.readers: Counter[tuple[str, str]] = Counter()
         self.begun: dict[str, list[Site]] = {}  # algorithms that later calls go on with
-        self.repeats: Counter[tuple[str, str]] = Counter()  # to come, that carry something
-        for call, depth in _calls(program.steps):
+        for call, around_it in _calls(program.steps):
             if isinstance(call, Repeat):
-                self.repeats.update(self._carried(call, depth))
                 continue
-            scope = self._scope(call, depth) or ""
+            scope = self._scope(call, around_it) or ""
             for a in call.written:
                 self.writers.setdefault((scope, a.buffer), []).append(call)
             for a in call.arguments[: len(call.kernel.inputs)]:
                 self.readers[scope, a.buffer] += 1
 
     def sites(self) -> Iterator[Site]:
-        for call, depth in _calls(self.program.steps):
+        number = 0
+        for call, around_it in _calls(self.program.steps):
             if isinstance(call, Repeat):
-                self._pass(call, depth)
+                self._pass(call, around_it)
                 continue
-            scope = self._scope(call, depth)
-            site = self._unknown(call) if scope is None else self._site(call, scope)
+            scope = self._scope(call, around_it)
+            site = self._unknown(call) if scope is None else self._site(call, scope, number)
+            number += 1
             if scope is not None and self._goes_on(scope, site):
                 continue
             key = id(call.kernel), None if scope is None else _signature(site)
@@ -90,36 +101,25 @@ class _Walk:
                 self.seen.add(key)
                 yield site
 
-    def _carried(self, repeat: Repeat, depth: int) -> set[tuple[str, str]]:
-        """Scopes and buffers that hold one thing before a repeat, and another after it.
+    def _pass(self, repeat: Repeat, scope: str) -> None:
+        """After a scan its carries hold what it gives to the graph around it."""
+        if repeat.scope == scope:
+            return
+        position = around(repeat.scope)[2]
+        for (where, buffer), every in self.every.items():
+            if where == scope and (repeat.scope, buffer) in self.writers:
+                for b in (b for b in every if b.value.node == position):
+                    self.held[scope, buffer] = b
+                    self.given.add((scope, buffer))
+                    self.same.pop((scope, buffer), None)
 
-        They are those around it: in the scope of its calls a carry is written by a call.
-        """
-        within: dict[str, set[str | None]] = {}
-        for call, at in _calls(repeat.steps, depth + 1):
-            if isinstance(call, Call):
-                for a in call.written:
-                    if not a.row:
-                        within.setdefault(a.buffer, set()).add(self._scope(call, at))
-        several = (key for key, found in self.every.items() if len(found) > 1)
-        return {(s, b) for s, b in several if b in within and s not in within[b]}
-
-    def _pass(self, repeat: Repeat, depth: int) -> None:
-        """After a repeat its carries hold what it gives to the graph around it."""
-        carried = self._carried(repeat, depth)
-        self.repeats.subtract(carried)
-        self.held |= {key: self._state(*key) for key in carried}
-
-    def _state(self, scope: str, buffer: str) -> Binding:
-        """What a buffer holds once it is written: the last, but for what repeats to come carry."""
-        every = self.every[scope, buffer]
-        return every[-1 - min(self.repeats[scope, buffer], len(every) - 1)]
-
-    def _scope(self, call: Call, depth: int) -> str | None:
-        """The graph whose values a call's buffers hold: first those as deep in scans as it is."""
+    def _scope(self, call: Call, scope: str) -> str | None:
+        """The graph whose values a call's buffers hold: of the repeat around it, or of a scan for
+        which it makes what stays the same."""
         names = {a.buffer for a in call.arguments}
-        order = sorted(self.graphs, key=lambda s: abs(s.count(":") - depth))
-        return next((s for s in order if all((s, n) in self.every for n in names)), None)
+        inside = (s for s in self.graphs if s and around(s)[0] == scope)
+        some = (s for s in (scope, *inside) if all((s, n) in self.every for n in names))
+        return next(some, None)
 
     def _goes_on(self, scope: str, site: Site) -> bool:
         """Whether a call makes nothing but numbers of an algorithm, for calls after it."""
@@ -145,9 +145,19 @@ class _Walk:
     def _unknown(self, call: Call) -> Site:
         return Site(call, "", None, {}, {}, False, False, (), True)
 
-    def _site(self, call: Call, scope: str) -> Site:
-        before = {a.buffer: self.held[scope, a.buffer] for a in call.arguments}
-        after = before | {a.buffer: self._state(scope, a.buffer) for a in call.written}
+    def _site(self, call: Call, scope: str, number: int) -> Site:
+        names = [a.buffer for a in call.arguments]
+        before = {n: self.held.get((scope, n)) or self.every[scope, n][0] for n in names}
+        same = [self.same[scope, n] for n in names if (scope, n) in self.same]
+        after = dict(before)
+        for name in (a.buffer for a in call.written):
+            known = self.made.get((number, name), before[name])
+            if known is before[name] and (scope, name) in self.given:
+                known = replace(known)  # the same once more, of what is there
+            # What else a call leaves is of a definition.
+            after[name] = known if known.scope == scope else self.every[scope, name][-1]
+            self.same.pop((scope, name), None)
+            self.given.discard((scope, name))
         self.held |= {(scope, name): b for name, b in after.items()}
         graph = self.graphs[scope]
         earlier, is_last = list[Call](), True
@@ -162,21 +172,23 @@ class _Walk:
         ops = {graph.nodes[i].op for i in between}
         ordered, has_logs = bool(ops & POSITIONS), bool(ops & LOGARITHMS)
         facts = ordered, has_logs, tuple(earlier), is_last, chain
-        return Site(call, scope, graph, given | before, after, *facts)
+        equal = {v: values[0] for values in same for v in values[1:]}
+        return Site(call, scope, graph, given | before, after, *facts, equal)
 
     def _given(self, scope: str, call: Call) -> dict[str, Binding]:
-        return {a.buffer: self.held[scope, a.buffer] for a in call.arguments}
+        names = (a.buffer for a in call.arguments)
+        return {n: self.held.get((scope, n)) or self.every[scope, n][0] for n in names}
 
 
-def _calls(steps: tuple[Step, ...], depth: int = 0) -> Iterator[tuple[Call | Repeat, int]]:
-    """Calls in order, repeats behind what they repeat, and how many repeats are around each."""
+def _calls(steps: tuple[Step, ...], scope: str = "") -> Iterator[tuple[Call | Repeat, str]]:
+    """Calls in order, repeats behind what they repeat, and the scope that each is in."""
     for step in steps:
         match step:
             case Phase(calls):
-                yield from ((call, depth) for call in calls)
-            case Repeat(_, _, inner):
-                yield from _calls(inner, depth + 1)
-                yield step, depth
+                yield from ((call, scope) for call in calls)
+            case Repeat(_, _, inner, own):
+                yield from _calls(inner, own)
+                yield step, scope
 
 
 def given_values(calls: Sequence[Call], before: Mapping[str, Binding]) -> dict[Value, int]:

@@ -272,6 +272,7 @@ class Comparison:
 
     def _base(self, value: Value) -> Source:
         """A constant's own elements, or generic ones."""
+        value = self.site.equal.get(value, value)
         node = self.graph.nodes[value.node]
         if isinstance(node.attributes, Constant):
             return self._number(node.attributes)

@@ -54,6 +54,7 @@ from treadle.kernel.nodes import (
     Within,
 )
 from treadle.kernel.program import Call, Phase, Program, Repeat, Step
+from treadle.kernel.states import stated
 from treadle.memory.plan import BufferPlan
 
 Record = dict[str, object]
@@ -71,7 +72,7 @@ def program_record(program: Program, plan: BufferPlan) -> Record:
         "updated": list(program.updated),
         "outputs": [[o.name, list(o.value), buffer] for o, buffer, _ in program.outputs],
         "steps": [_step(step, numbers) for step in program.steps],
-        "bindings": [_binding(b, graphs[b.scope]) for b in program.bindings.every],
+        "bindings": [_binding(b, since, graphs[b.scope]) for b, since in stated(program)],
         "arena": plan.size,
         "offsets": [[name, at] for name, at in plan.offsets.items()],
     }
@@ -81,8 +82,8 @@ def _step(step: Step, numbers: dict[int, int]) -> list[object]:
     match step:
         case Phase(calls):
             return ["phase", [_call(call, numbers) for call in calls]]
-        case Repeat(length, reverse, steps):
-            return ["repeat", length, reverse, [_step(s, numbers) for s in steps]]
+        case Repeat(length, reverse, steps, scope):
+            return ["repeat", length, reverse, scope, [_step(s, numbers) for s in steps]]
         case _:
             assert_never(step)
 
@@ -99,9 +100,9 @@ def _buffer(b: Buffer) -> list[object]:
 # What buffers hold
 
 
-def _binding(b: Binding, graph: Graph) -> list[object]:
+def _binding(b: Binding, since: int, graph: Graph) -> list[object]:
     content = _content(b.content, graph.nodes[b.value.node], b.value.output)
-    return [b.buffer, b.scope, b.value.node, b.value.output, content]
+    return [b.buffer, b.scope, b.value.node, b.value.output, content, since]
 
 
 def _content(content: Content, node: Node, output: int) -> list[object]:

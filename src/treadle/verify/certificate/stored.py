@@ -11,6 +11,7 @@ from typing import Any
 from treadle.ir.graph import Graph
 from treadle.ir.marks import pairs_of
 from treadle.kernel.program import Program
+from treadle.kernel.states import is_call
 from treadle.memory.plan import BufferPlan
 from treadle.verify.certificate.graphs import Records
 from treadle.verify.certificate.programs import program_record
@@ -36,7 +37,8 @@ def program_evidence(graph: Graph, program: Program, buffers: BufferPlan) -> Cal
 
 def _packed(graph: Graph, program: Program, buffers: BufferPlan) -> bytes:
     records = Records()
-    graphs = dict(program.bindings.graphs)
+    # Definitions of composites are the bodies of calls.
+    graphs = {s: g for s, g in program.bindings.graphs if not is_call(s)}
     found = {
         "program": records.add(program_record(program, buffers)),
         "graphs": {scope: records.graph(g) for scope, g in graphs.items()},

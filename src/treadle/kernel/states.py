@@ -1,0 +1,124 @@
+"""From which call on a buffer holds what its bindings say: what a certificate states of each.
+
+A buffer of several bindings holds one after another. Those of leaves and constants, and of what a
+scan's body is given, hold from the start; the others are what calls leave, in the order of the
+calls. What a repeat leaves of its carries and rows follows from the scan and is not stated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from treadle.ir.control import SCAN, Scan
+from treadle.ir.graph import Graph
+from treadle.ir.ops.leaves import Leaf
+from treadle.kernel.bindings import Binding
+from treadle.kernel.program import Call, Phase, Program, Step
+
+START = -1  # from the start on
+_LAST = re.compile(r"(call|scan)(\d+):$")
+
+
+def call_scope(scope: str, position: int) -> str:
+    """Of a composite's definition: its values have names of their own."""
+    return f"{scope}call{position}:"
+
+
+def around(scope: str) -> tuple[str, str, int]:
+    """The scope around another, and of which node there it is: a call's or a scan's."""
+    found = _LAST.search(scope)
+    assert found is not None, scope
+    return scope[: found.start()], found[1], int(found[2])
+
+
+def scoped_calls(steps: Sequence[Step], scope: str = "") -> Iterator[tuple[Call, str]]:
+    """Every call in order, and the scope of the repeat that is around it."""
+    for step in steps:
+        if isinstance(step, Phase):
+            yield from ((call, scope) for call in step.calls)
+        else:
+            yield from scoped_calls(step.steps, step.scope)
+
+
+Key = tuple[str, str]  # the scope of calls, and a buffer
+
+
+def stated(program: Program) -> list[tuple[Binding, int]]:
+    """Bindings, and the number of the call from which on each holds."""
+    return _States(program).found()
+
+
+class _States:
+    def __init__(self, program: Program):
+        self.program = program
+        self.graphs: Mapping[str, Graph] = dict(program.bindings.graphs)
+        calls = list(scoped_calls(program.steps))
+        self.written = {(scope, a.buffer) for call, scope in calls for a in call.written}
+        self.empty = {b.name for b in program.buffers if not b.size}
+        self.constants = {name for name, _ in program.constants}
+        self.given = {name for name, _ in program.leaves} | self.constants
+        self.every: dict[Key, list[Binding]] = {}
+        # What is inside a composite comes before what it gives.
+        for b in sorted(program.bindings.every, key=lambda b: not is_call(b.scope)):
+            known = self.every.setdefault((_home(b.scope), b.buffer), [])
+            if not any(b.value == k.value and b.content == k.content for k in known):
+                known.append(b)
+
+    def found(self) -> list[tuple[Binding, int]]:
+        writers: dict[Key, list[int]] = {}
+        for number, (call, scope) in enumerate(scoped_calls(self.program.steps)):
+            for a in call.written:
+                writers.setdefault(self._key(scope, a.buffer), []).append(number)
+        found: list[tuple[Binding, int]] = []
+        for key, every in self.every.items():
+            first = [b for b in every if self._is_given(b)]
+            later = [b for b in every if b not in first and not self._is_result(b)]
+            found += [(b, START) for b in first]
+            # Calls beyond the last of them write more of it; values beyond the last call are what
+            # a repeat over parts has left.
+            found += zip(later, writers.get(key, []), strict=False)
+        return found
+
+    def _key(self, scope: str, buffer: str) -> Key:
+        """Of the calls' own scope; what is made once before a scan's iterations is the scan's."""
+        if (scope, buffer) in self.every:
+            return scope, buffer
+        inside = (s for s, b in self.every if b == buffer and s and around(s)[0] == scope)
+        return next(inside, scope), buffer
+
+    def _is_given(self, b: Binding) -> bool:
+        """Whether a buffer holds it from the start: a leaf, a constant, what a scan is given."""
+        if b.buffer in self.empty:
+            return True
+        graph = self.graphs[b.scope]
+        is_leaf = isinstance(graph.nodes[b.value.node].attributes, Leaf)
+        if not b.scope or is_call(b.scope):
+            return b.buffer in self.constants or (is_leaf and b.buffer in self.given)
+        if not is_leaf:
+            return b.buffer in self.constants
+        outer, _, position = around(b.scope)
+        node, at = self.graphs[outer].nodes[position], graph.inputs.index(b.value.node)
+        assert isinstance(node.attributes, Scan)
+        first = node.attributes.constants
+        carried = graph.inputs[first : first + node.attributes.carries]
+        known = self.every[b.scope, b.buffer][0]
+        if b is not known and {b.value.node, known.value.node} & {*carried}:
+            return False  # a carry becomes another input
+        return any(o.value == node.operands[at] for o in self.every.get((outer, b.buffer), ()))
+
+    def _is_result(self, b: Binding) -> bool:
+        """Whether a repeat leaves it."""
+        inner = f"{b.scope}scan{b.value.node}:"
+        is_scan = self.graphs[b.scope].nodes[b.value.node].op is SCAN
+        return is_scan and (inner, b.buffer) in self.written
+
+
+def is_call(scope: str) -> bool:
+    """Whether a scope is that of a composite's definition."""
+    return bool(scope) and around(scope)[1] == "call"
+
+
+def _home(scope: str) -> str:
+    """The scope of the calls that make values of a scope."""
+    return around(scope)[0] if is_call(scope) else scope
