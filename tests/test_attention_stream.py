@@ -29,6 +29,7 @@ from treadle.kernel.target import GPU
 from treadle.kernel.target_webgpu import BASE, target_of
 from treadle.schedule.nests import parallel
 from treadle.schedule.schedule import schedule
+from treadle.verify.certificate.left import judged
 from treadle.verify.kernels import check_kernels
 from webgpu_backend import needs_adapter, on_adapter, rendered, scheduled
 
@@ -189,7 +190,8 @@ def test_the_gradient_of_a_mask_is_not_computed() -> None:
 @pytest.mark.parametrize("case", marked(CASES, (CASES[4],)))
 def test_every_kernel_computes_its_part_of_the_graph(case) -> None:
     """Over the finite field, where what is scaled down for a greater score cancels exactly."""
-    claims = check_kernels(schedule(graph_of(case), in_place=True, target=CUDA))
+    program = schedule(graph_of(case), in_place=True, target=CUDA)
+    claims = judged(program, check_kernels(program))
     streamed = [c for c in claims if "attention" in str(c)]
     assert len(streamed) >= 3
     assert all("established" in str(c) and not c.reason for c in streamed), streamed

@@ -136,7 +136,9 @@ def scan_vjp(pull: Pull) -> Sequence[Cotangent]:
     known = dict(zip((v for _, v in inputs[-len(stacked) :] if stacked), stacked, strict=True))
     wanted = [o.value for o, i in zip(step.cotangents, step.sources, strict=True) if i not in later]
     rows_of = wanted[len(wanted) - len(step.slices) :]
-    nodes = [_behind_casts(step.graph, v) for v in later.values() if v not in rows_of]
+    there = {*known, *rows_of}
+    open_ = [v for v in later.values() if not _is_stacked(step.graph, v, there)]
+    nodes = [_behind_casts(step.graph, v) for v in open_]
     extra = {v: None for n in nodes if _is_sum(n) for v in n.operands if v not in known}
     extra = {v: None for v in extra if v not in rows_of}
     results = [Output(OutputKind.RESULT, str(i), v) for i, v in enumerate((*wanted, *extra))]
@@ -204,6 +206,17 @@ def _behind_casts(graph: Graph, value: Value) -> Node:
     while (inner := _uncast(graph, value)) != value:
         value = inner
     return graph.nodes[value.node]
+
+
+def _is_stacked(graph: Graph, value: Value, there: AbstractSet[Value]) -> bool:
+    """Whether a stack has a value, or what it is a cast of: a step's product that no cotangent
+    reaches is kept as it is, and its operands are not."""
+    while value not in there:
+        inner = _uncast(graph, value)
+        if inner == value:
+            return False
+        value = inner
+    return True
 
 
 def _over_steps(graph: Graph, value: Value, stacks: Mapping[Value, Tensor]) -> Tensor:

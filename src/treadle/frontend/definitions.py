@@ -323,8 +323,7 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Cross-entropy of each row of x (N, D) through a weight (V, D)."""
     of_rows = c.CrossEntropy(attributes.label_smoothing)
-    logits, held = _logits(attributes, x, weight, bias), _held_inside(targets, weight.shape[0])
-    return cross_entropy(of_rows, logits, held)
+    return cross_entropy(of_rows, _logits(attributes, x, weight, bias), targets)
 
 
 def _held_inside(targets: Tensor, classes: int) -> Tensor:
@@ -355,7 +354,7 @@ def linear_cross_entropy_grad(
     logits = _logits(attributes, x, weight, bias)
     wide, classes = logits.dtype, weight.shape[0]
     held = _held_inside(targets, classes)
-    rows = cross_entropy(c.CrossEntropy(attributes.label_smoothing), logits, held)
+    rows = cross_entropy(c.CrossEntropy(attributes.label_smoothing), logits, targets)
     smoothing = Fraction(attributes.label_smoothing)
     target = one_hot(c.OneHot(classes, wide), held)
     if smoothing:

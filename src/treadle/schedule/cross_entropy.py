@@ -137,8 +137,11 @@ class Head:
             found = as_dtype(found, I32)
         least, most = Literal(0, found.dtype), Literal(self.classes - 1, found.dtype)
         held = apply("min", apply("max", found, least), most)
-        buffer = self.room("targets", self.rows, I32)
-        self.bind(buffer, self.inside.targets, Whole())
+        if self.inside.targets is None:  # the loss alone has none that are held inside
+            buffer = self.buffer("targets", self.rows, I32)
+        else:
+            buffer = self.room("targets", self.rows, I32)
+            self.bind(buffer, self.inside.targets, Whole())
         store = Store(buffer.name, variable(n), as_dtype(held, I32))
         body = parallel([n], [*reader.lets, store])
         kernel = self.lowering.kernel(self.position, reader, [], body, "_targets", (buffer,))
@@ -197,7 +200,8 @@ class Inside:
     def __init__(self, graph: Graph):
         nodes = list(enumerate(graph.nodes))
         self.graph = graph
-        self.targets = TensorValue(next(i for i, n in nodes if n.op is e.MIN))
+        held = next((i for i, n in nodes if n.op is e.MIN), None)
+        self.targets = None if held is None else TensorValue(held)
         self.logits = TensorValue(next(i for i, n in nodes if n.op is CONTRACT))
 
     @property
