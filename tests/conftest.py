@@ -17,6 +17,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# References compute in one thread: every worker has a processor of its own, and threads of PyTorch's
+# and of NumPy's products that wait for one another there take it from the other worker.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
 # What a shell runs in the background ignores Ctrl-C, and so would the processes that tests start
 # and then interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -22,7 +22,7 @@ from treadle import losses, nn, optim
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.codegen.c_like.scalars import unrounded
-from treadle.codegen.cuda.driver import render_program
+from treadle.codegen.cuda.driver import lines_of, render_program
 from treadle.domains.float64 import evaluate_float64
 from treadle.frontend.scopes import bind, bind1
 from treadle.ir import composites as c
@@ -31,7 +31,14 @@ from treadle.ir.ops.indexing import SCATTER_ADD, ScatterAdd
 from treadle.ir.types import TensorType
 from treadle.kernel.geometry import Combine, Scattered
 from treadle.kernel.launch import matmul_call_of
-from treadle.kernel.mapped import geometry_of, grid_of, group_rows, is_of_warps, shared_bytes
+from treadle.kernel.mapped import (
+    column_bytes,
+    geometry_of,
+    grid_of,
+    group_rows,
+    is_of_warps,
+    shared_bytes,
+)
 from treadle.kernel.nodes import (
     For,
     Kernel,
@@ -63,13 +70,14 @@ def drawn(graph: Graph) -> dict[str, np.ndarray]:
 
 
 def apart(graph: Graph, arrays: dict[str, np.ndarray], found: list[np.ndarray]) -> float:
-    """The largest error, of an output's elements and their size together."""
-    worst = 0.0
+    """The largest error, of an output's elements and their size together; NaN is the largest."""
+    worst = [0.0]
     for ours, exact in zip(found, evaluate_float64(graph, arrays), strict=True):
         exact = np.asarray(exact, np.float64)
         size = np.abs(exact) + np.sqrt(np.mean(exact**2)) + 1e-30
-        worst = max(worst, float(np.max(np.abs(ours.astype(np.float64) - exact) / size)))
-    return worst
+        error = np.abs(ours.astype(np.float64) - exact) / size
+        worst.append(float(np.max(np.nan_to_num(error, nan=np.inf))))
+    return max(worst)
 
 
 def limit(dtype: DType) -> float:
@@ -135,6 +143,61 @@ def test_small_programs_as_one_launch() -> None:
     assert program.cooperative
     found = run_on_host(program, arrays)
     assert apart(graph, arrays, found) < limit(dtypes.float32)
+
+
+# Programs of kernels that are too much for a cooperative launch: their phases are one launch each.
+JOINT = dataclasses.replace(GPU, mapping=dataclasses.replace(GPU.mapping, light=0))
+
+
+def of_columns(x, y):
+    """Sums of columns, in phases of two kernels."""
+    centred = [t - t.mean(0) for t in (x, y)]
+    return [x.sum(0), (y * y).sum(0), *(t * td.rsqrt((t * t).mean(0) + 1e-3) for t in centred)]
+
+
+@needs_host
+@pytest.mark.parametrize("busy", [64, 1 << 15])  # few threads: warps that sum in order; trees
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("sizes", [((64, 256), (96, 128)), ((200, 50), (100, 30))], ids=str)
+def test_kernels_of_a_phase_are_one_launch(sizes, dtype: DType, busy: int) -> None:
+    """The blocks of the second kernel begin where those of the first end."""
+    graph, arrays = traced(of_columns, *(TensorType(s, dtype) for s in sizes))
+    target = dataclasses.replace(JOINT, mapping=dataclasses.replace(JOINT.mapping, busy=busy))
+    program = scheduled(graph, target=target)
+    assert program.cooperative
+    for kernel in program.distinct():
+        assert "blockIdx" not in "\n".join(lines_of(kernel)), "it is another kernel's number too"
+    assert apart(graph, arrays, run_on_host(program, arrays)) < limit(dtype)
+
+
+@needs_host
+def test_gradients_of_attention_are_one_launch() -> None:
+    """Rows that no library's matmul reads are loops: gradients of queries and of keys by trees."""
+    shapes = (2, 3, 64, 64), (2, 3, 50, 64), (2, 3, 50, 64), (1, 3, 64, 50)
+
+    def both(*given):
+        gradients = td.grad(lambda *xs: (td.attention(*xs) ** 2).sum(), argnums=(0, 1, 2, 3))
+        return [td.attention(*given), *gradients(*given)]
+
+    graph, arrays = traced(both, *(TensorType(s, BF16) for s in shapes))
+    program = scheduled(graph, target=dataclasses.replace(JOINT, has_attention=True))
+    assert program.cooperative
+    assert apart(graph, arrays, run_on_host(program, arrays)) < 0.1
+
+
+def test_a_launch_has_room_for_the_kernels_of_its_phase() -> None:
+    """For their pointers, and for what sums of columns keep: a block has 48 KiB for it."""
+    types = [TensorType((64, 256 + 64 * i), F32) for i in range(24)]
+    graph = td.trace(lambda *xs: [(x * x).sum(0) for x in xs], *types)
+    most = JOINT.mapping.column_bytes
+    for busy in (64, 1 << 15):
+        target = dataclasses.replace(JOINT, mapping=dataclasses.replace(JOINT.mapping, busy=busy))
+        program = scheduled(graph, target=target)
+        kernels = program.distinct()
+        assert sum(column_bytes(k) for k in kernels) > most
+        for run in program.cooperative:
+            for phase in run.phases:
+                assert sum(column_bytes(kernels[i]) for i, _ in phase) <= most
 
 
 @needs_host

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from treadle.base.dtypes import DType
 from treadle.kernel.access import accesses, loads_of, names_in
 from treadle.kernel.cost import padded
-from treadle.kernel.geometry import Geometry, Scattered, Tiled, Warpgroups
+from treadle.kernel.geometry import Combine, Geometry, Scattered, Tiled, Warpgroups
 from treadle.kernel.index import Var
 from treadle.kernel.nodes import (
     Accumulate,
@@ -112,6 +112,15 @@ def shared_bytes(kernel: Kernel) -> int:
             return warpgroups.shared
         case _:
             return geometry.groups * group_bytes(kernel)
+
+
+def column_bytes(kernel: Kernel) -> int:
+    """Memory that a block's function has for sums of columns: a part of each for every thread."""
+    geometry = geometry_of(kernel)
+    if geometry.combine is Combine.EXCHANGE:
+        return 0
+    sums = [s.value.dtype.itemsize for s in walk(kernel.body) if isinstance(s, Accumulate)]
+    return geometry.threads * grid_of(kernel).lanes * sum(max(4, size) for size in sums)
 
 
 def group_rows(kernel: Kernel) -> frozenset[str]:

@@ -99,7 +99,7 @@ class Writer(Lanes):
             self.add(
                 f"const int tid = threadIdx.x % {self.warp}, warp = threadIdx.x / {self.warp};"
             )
-            self.add(f"const {type_} iteration = blockIdx.x;")
+            self.add(f"const {type_} iteration = block;")
         else:
             self.add(f"const int tid = threadIdx.x % {share};")
             self.add(
@@ -140,7 +140,7 @@ class Writer(Lanes):
         if self.geometry.combine is Combine.TREE:
             self.add(f"const int tx = threadIdx.x % {groups}, ty = threadIdx.x / {groups};")
             scale = "" if lanes == 1 else f" * {lanes}"
-            self.add(f"const {type_} iteration = (({type_})blockIdx.x * {groups} + tx){scale};")
+            self.add(f"const {type_} iteration = (({type_})block * {groups} + tx){scale};")
             return
         count = self.grid.count // lanes
         self.add(f"const int row = threadIdx.x / {self.warp}, lane = threadIdx.x % {self.warp};")

@@ -21,7 +21,7 @@ from treadle.kernel import cost
 from treadle.kernel.access import changed_in
 from treadle.kernel.arithmetic import SMOOTH
 from treadle.kernel.launch import CooperativeLaunch
-from treadle.kernel.mapped import PACK, blocks_of, geometry_of, shared_bytes
+from treadle.kernel.mapped import PACK, blocks_of, column_bytes, geometry_of, shared_bytes
 from treadle.kernel.nodes import (
     Accumulate,
     Apply,
@@ -67,15 +67,18 @@ def map_to(program: Program, target: Target) -> Program:
 
     runs = tuple(replace(b, phases=tuple(map(renumbered, b.phases))) for b in runs)
     if not runs and mapping.is_cooperative:
-        runs = joint_phases(mapped, numbers)
+        runs = joint_phases(mapped, mapping, numbers)
     return replace(mapped, cooperative=tuple(sized(b, kernels) for b in runs))
 
 
-def joint_phases(program: Program, numbers: dict[int, int]) -> tuple[CooperativeLaunch, ...]:
+def joint_phases(
+    program: Program, mapping: Mapping, numbers: dict[int, int]
+) -> tuple[CooperativeLaunch, ...]:
     """Phases of several kernels that are one launch each: their blocks run side by side.
 
-    Only where no library is called and all kernels of a phase have as many threads in a block.
-    Equal phases, of a model's layers, are one function.
+    Only where no library is called, all kernels of a phase have as many threads in a block, and one
+    launch takes their pointers and their memory. Equal phases, of a model's layers, are one
+    function.
     """
     if any(_is_library(call.kernel) for call in program.calls()):
         return ()
@@ -85,11 +88,20 @@ def joint_phases(program: Program, numbers: dict[int, int]) -> tuple[Cooperative
         kernels = [call.kernel for call in step.calls] if isinstance(step, Phase) else []
         threads = {geometry_of(k).threads for k in kernels}
         is_plain = all(geometry_of(k).template is None for k in kernels)
+        is_plain = is_plain and _fits(kernels, mapping)
         phase = tuple(Counter(numbers[id(k)] for k in kernels).items())
         if len(phase) > 1 and len(threads) == 1 and is_plain:
             symbol = symbols.setdefault(phase, f"joint_{len(symbols)}")
             found.append(CooperativeLaunch(symbol, (), first, (phase,)))
     return tuple(found)
+
+
+def _fits(kernels: Sequence[Kernel], mapping: Mapping) -> bool:
+    """Whether one launch has room for the pointers of a phase's calls, and one function for the
+    memory of all its kernels' sums of columns, as much as one kernel may have."""
+    pointers = sum(len(k.buffers) for k in kernels)
+    columns = sum(map(column_bytes, {id(k): k for k in kernels}.values()))
+    return 8 * pointers <= mapping.arguments and columns <= mapping.column_bytes
 
 
 def _is_library(kernel: Kernel) -> bool:
