@@ -233,11 +233,12 @@ def test_sums_so_far_are_not_sums_of_columns(shape: tuple[int, int]) -> None:
 
 
 @needs_host
+@pytest.mark.parametrize("target", [ALONE, JOINT], ids=["alone", "joint"])
 @given(SEEDS)
 @settings(max_examples=3, **SETTINGS)
-def test_random_training_programs(seed: int) -> None:
+def test_random_training_programs(target: Target, seed: int) -> None:
     training, values, bounds = random_program(seed)
-    program = scheduled(training.graph, in_place=True)
+    program = scheduled(training.graph, in_place=True, target=target)
     every = {n: np.zeros(t.shape) for n, t in program.leaves}
     found = run_on_host(program, {**every, **values})
     assert_within(training.graph, values, found, bounds=bounds)
