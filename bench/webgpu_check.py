@@ -83,6 +83,10 @@ def main() -> int:
 def products() -> list[bool]:
     types = TensorType((512, 96), td.float16), TensorType((384, 96), td.float16)
     found = [check("products", td.trace(lambda x, y: [x @ y.T, x.T @ x], *types))]
+    # Rows, columns and depths of which the last tile, or part, is not whole.
+    types = TensorType((600, 200), td.float16), TensorType((500, 200), td.float16)
+    odd = td.trace(lambda x, y: [x @ y.T, x.T @ x, (x @ y.T) @ y], *types)
+    found.append(check("products with uneven sizes", odd))
     for columns in (576, 1536):
         types = TensorType((8192, 576), td.float16), TensorType((columns, 576), td.float16)
         every = td.trace(lambda x, y: [x @ y.T, (x @ y.T).T @ x], *types)

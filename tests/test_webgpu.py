@@ -198,6 +198,24 @@ def test_loads_of_a_tile_have_no_branches_where_its_rows_end() -> None:
     assert "min(first_column + " in loads
 
 
+def test_whole_parts_of_a_depth_are_loaded_without_branches() -> None:
+    types = TensorType((256, 200), dtypes.float16), TensorType((384, 200), dtypes.float16)
+    (shader,) = rendered(td.trace(lambda x, y: [x @ y.T], *types), FULL)
+    _, _, loop = shader.text.partition("for (var start")
+    inside, _, after = loop.partition("\n  }\n")
+    assert "memory0[" in inside
+    assert "if (" not in inside
+    assert re.search(r"if \(192 \+ near_\d+ \* 4 < 200\)", after)
+
+
+def test_elements_are_tested_in_tiles_alone_that_reach_beyond_the_result() -> None:
+    types = TensorType((8192, 576), dtypes.float16), TensorType((1536, 576), dtypes.float16)
+    (shader,) = rendered(td.trace(lambda x, y: [x @ y.T], *types), FULL)
+    rows = tile_of(8192, 1536, 576).left.length
+    tested, whole = ("if (row < 8192)" in shader.text), ("if (is_whole)" in shader.text)
+    assert tested == whole == (8192 % rows != 0)
+
+
 _COPIES = re.compile(
     r"let (row_\d+) = (.*);\n *let far_\d+ = i32\((.*)\);\n *let near_\d+ = i32\((.*)\);"
 )
@@ -209,7 +227,7 @@ def test_neighbours_store_to_other_banks() -> None:
     types = TensorType((8192, 576), dtypes.float16), TensorType((1536, 576), dtypes.float16)
     (shader,) = rendered(td.trace(lambda x, y: [x @ y.T], *types), FULL)
     copies = _COPIES.findall(shader.text)
-    assert len(copies) == 2 * (tile.left.batch + tile.right.batch)  # before the loop and in it
+    assert len(copies) == tile.left.batch + tile.right.batch
     first = copies[: tile.left.batch]
     places = list[tuple[int, int]]()
     for name, number, row, column in first:
@@ -231,6 +249,16 @@ def test_short_sums_have_several_loads_under_way() -> None:
     )
     parts, _ = (s.text for s in rendered(graph, FULL))
     assert parts.count("memory0[") == 4
+
+
+def test_extremes_are_found_as_numbers_in_order() -> None:
+    def text(function: Callable[..., list]) -> str:
+        (shader, *_) = rendered(td.trace(function, TensorType((64, 512))))
+        return shader.text
+
+    assert "max(part_" in text(lambda x: [x.max(1)])
+    assert "ordered_down(" in text(lambda x: [x.min(1)])
+    assert "ordered(" not in text(lambda x: [x.sum(1)])
 
 
 def test_long_computations_are_made_once_and_where_they_are_wanted() -> None:

@@ -166,6 +166,27 @@ def test_nan_infinities_and_signs_of_zero(dtype: DType) -> None:
     assert flipped[numbers].all(), "zeros keep their sign"
 
 
+@pytest.mark.parametrize(("shape", "axis"), [((3, 700), 1), ((700, 3), 0), ((3, 20000), None)])
+def test_extremes_of_groups_know_nan_infinities_and_zeros(
+    shape: tuple[int, int], axis: int | None
+) -> None:
+    type_ = TensorType(shape)
+    graph = td.trace(lambda x: [x.max(axis), x.min(axis)], type_)
+    program, rng = on_adapter(graph, limits=EXCHANGING), np.random.default_rng(3)
+    some = rng.normal(size=shape).astype(np.float32)
+    with_nan, zeros = some.copy(), np.full(shape, -0.0, np.float32)
+    with_nan[1, 1], with_nan[2, 2] = np.nan, -np.nan
+    zeros[1, 1] = 0.0
+    ends = np.where(some > 0, np.inf, -np.inf).astype(np.float32)
+    for x in (some, with_nan, zeros, ends, -np.abs(some), np.full_like(some, -np.inf)):
+        found = program.run({"x": x})
+        for got, wanted in zip(found, (x.max(axis), x.min(axis)), strict=True):
+            np.testing.assert_array_equal(np.asarray(got), wanted)
+    most, least = program.run({"x": zeros})
+    np.testing.assert_array_equal(np.signbit(most), np.signbit(zeros).all(axis))
+    np.testing.assert_array_equal(np.signbit(least), np.signbit(zeros).any(axis))
+
+
 MATHEMATICS = {
     "exp": (td.exp, [(-87, 88), (-1, 1)]),
     "log": (td.log, [(0.5, 2), (1e-37, 1e38)]),

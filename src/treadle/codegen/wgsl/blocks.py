@@ -41,6 +41,8 @@ class Blocks(Writer):
     Sums, and factors that are only multiplied, are matrices of the warps throughout.
     """
 
+    has_ordered = False
+
     def __init__(self, kernel: Kernel, halves: frozenset[str]):
         narrow = {b.name for b in kernel.scratch if b.dtype is dtypes.float16}
         super().__init__(kernel, halves | narrow)

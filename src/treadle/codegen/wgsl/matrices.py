@@ -5,9 +5,11 @@ No matrix is touched under a condition: a compiler must see that all threads of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from treadle.base import dtypes
 from treadle.codegen.c_like.tiles import limits_of
-from treadle.codegen.wgsl.tiles import Contraction, load_of
+from treadle.codegen.wgsl.tiles import Contraction, Copy, load_of
 from treadle.kernel.geometry import Panel, Tiled
 from treadle.kernel.index import Index, Var, uses
 from treadle.kernel.nodes import (
@@ -89,37 +91,80 @@ class Matrices(Contraction):
                 self.add(f"var sum_{i}_{j} = {self.matrix}<f32, C>();")
 
     def _walk(self, lefts: str, rights: str) -> None:
-        """Matrices are multiplied under no condition: a compiler must see that all threads do."""
+        """Matrices are multiplied under no condition: a compiler must see that all threads do.
+
+        A part of the depth is loaded while the one before is multiplied, not before: a barrier
+        waits for every load that is under way. The last part may be less than a whole one.
+        """
         tile, depth, k = self.tile, self.tile.tile_depth, self.tile.sizes[-1]
         if not tile.is_ahead:
             super()._walk(lefts, rights)
             return
-        for head in ("", f"for (var start = {depth}; start < {k}; start += {depth})"):
-            with self.block(head):
-                if not head:
-                    self.add("let start = 0;")
-                stores = self._copies(lefts, rights)
-                if head:
-                    self._multiply(lefts, rights)
-                    self.add("workgroupBarrier();")
-                for line in stores:
-                    self.add(line)
-                self.add("workgroupBarrier();")
+        whole, copies = k // depth * depth, self._places(lefts, rights)
+        self._fetch_all(copies, "0")
+        self._put_all(copies)
+        self.add("workgroupBarrier();")
+        with self.block(f"for (var start = {depth}; start < {whole}; start += {depth})"):
+            self._fetch_all(copies, "start")
+            self._multiply(lefts, rights, depth)
+            self.add("workgroupBarrier();")
+            self._put_all(copies)
+            self.add("workgroupBarrier();")
+        if whole < k:
+            for copy in copies:  # zeros, where there is nothing to load
+                for part in copy.got:
+                    self.add(f"{part} = {self._nothing(copy.panel)};")
+            self._fetch_all(copies, str(whole), True)
+            with self.block(""):
+                self._multiply(lefts, rights, depth)
+            self.add("workgroupBarrier();")
+            self._put_all(copies)
+            self.add("workgroupBarrier();")
         with self.block(""):
-            self._multiply(lefts, rights)
+            rest = (k - whole) or depth
+            self._multiply(lefts, rights, -(-rest // self.edge) * self.edge)
 
-    def _multiply(self, lefts: str, rights: str) -> None:
-        tile, edge = self.tile, self.edge
-        for d in range(0, tile.tile_depth, edge):
-            for i in range(self.down):
-                row = "ty", tile.down, i * edge
-                self.add(f"let a_{d}_{i} = {self._loaded(lefts, tile.left, row, d, 'A')};")
-            for j in range(self.across):
-                column = "tx", tile.across, j * edge
-                self.add(f"let b_{d}_{j} = {self._loaded(rights, tile.right, column, d, 'B')};")
-                for i in range(self.down):
-                    name = f"sum_{i}_{j}"
-                    self.add(f"{name} = coopMultiplyAdd(a_{d}_{i}, b_{d}_{j}, {name});")
+    def _places(self, lefts: str, rights: str) -> list[Copy]:
+        """All copies of a thread."""
+        tile, product, threads = self.tile, self.product, self.geometry.threads
+        sides = (
+            (lefts, tile.left, product.left, tile.rows, "first_row"),
+            (rights, tile.right, product.right, tile.columns, "first_column"),
+        )
+        return [self._place(*s, c * threads) for s in sides for c in range(s[1].batch)]
+
+    def _fetch_all(self, copies: Sequence[Copy], start: str, may_end: bool = False) -> None:
+        for copy in copies:
+            with self.block(""):
+                self._fetch(copy, start, may_end)
+
+    def _put_all(self, copies: Sequence[Copy]) -> None:
+        for copy in copies:
+            self.add(copy.store)
+
+    def _multiply(self, lefts: str, rights: str, depth: int | None = None) -> None:
+        """Matrices of the operand that has fewer are held, those of the other come one by one."""
+        tile = self.tile
+        own = ("a", lefts, tile.left, "ty", tile.down, self.down, "A")
+        other = ("b", rights, tile.right, "tx", tile.across, self.across, "B")
+        held, passing = (own, other) if self.down <= self.across else (other, own)
+        for d in range(0, depth or tile.tile_depth, self.edge):
+            for i in range(held[5]):
+                self._take(d, i, *held)
+            for j in range(passing[5]):
+                self._take(d, j, *passing)
+                for i in range(held[5]):
+                    row, column = (i, j) if held is own else (j, i)
+                    factors, total = f"a_{d}_{row}, b_{d}_{column}", f"sum_{row}_{column}"
+                    self.add(f"{total} = coopMultiplyAdd({factors}, {total});")
+
+    def _take(
+        self, d: int, i: int, stem: str, name: str, panel: Panel, warp: str, length: int, _: int,
+        role: str,
+    ) -> None:  # fmt: skip
+        """A matrix of a panel, from so far into the depth."""
+        place = warp, length, i * self.edge
+        self.add(f"let {stem}_{d}_{i} = {self._loaded(name, panel, place, d, role)};")
 
     def _loaded(self, name: str, panel: Panel, own: tuple[str, int, int], d: int, role: str) -> str:
         """A matrix of a panel: rows of the left operand, columns of the right one lie along it.
@@ -138,26 +183,38 @@ class Matrices(Contraction):
 
     def _finish(self) -> None:
         """Some matrices at a time by way of memory, where threads of a warp find their elements."""
-        tile, edge, shares, staged = self.tile, self.edge, self.tile.shares, self.tile.staged
         if self.plain is not None:
             self._stored(*self.plain)
             return
+        tile, edge, shares, staged = self.tile, self.edge, self.tile.shares, self.tile.staged
         each = 4 if self.fours is not None else 1  # elements of the stage's, which threads take
         wide, step = staged * edge // each, tile.stage_step // each
-        stage = f"index / {shares} * {edge * step}"
+        stage, limits = f"index / {shares} * {edge * step}", limits_of(tile)
+        ends = [f"{first} + {size} <= {n}" for first, size, n in self._ends()]
+        if ends:
+            self.add(f"let is_whole = {' && '.join(ends)};")
         for i in range(self.down):
             for j in range(0, self.across, staged):
                 for u in range(staged):
                     place = f"&{self.stage}[{stage} + {u * edge // each}]"
                     self.add(f"coopStoreT(sum_{i}_{j + u}, {place}, {step}u);")
-                self.add("workgroupBarrier();")
-                with self.block(f"for (var e = share; e < {edge * wide}; e += {shares})"):
-                    row = f"ty * {tile.down} + {i * edge} + e / {wide}"
-                    column = f"tx * {tile.across} + {j * edge} + e % {wide} * {each}"
-                    self._after(
-                        row, column, f"{self.stage}[{stage} + e / {wide} * {step} + e % {wide}]"
-                    )
-                self.add("workgroupBarrier();")
+                self.add("subgroupBarrier();")  # no other warp has this part of the memory
+                row = f"ty * {tile.down} + {i * edge} + e / {wide}"
+                column = f"tx * {tile.across} + {j * edge} + e % {wide} * {each}"
+                total = f"{self.stage}[{stage} + e / {wide} * {step} + e % {wide}]"
+                # Elements are tested only in tiles that reach beyond the result.
+                heads = (("if (is_whole)", ()), ("else", limits)) if limits else (("", ()),)
+                for head, tested in heads:
+                    loop = self.block(f"for (var e = share; e < {edge * wide}; e += {shares})")
+                    with self.block(head), loop:
+                        self._after(row, column, total, tested)
+                self.add("subgroupBarrier();")
+
+    def _ends(self) -> list[tuple[str, int, int]]:
+        """Where tiles start that need not end within the result, their size, and its."""
+        tile, (_, m, n, _) = self.tile, self.tile.sizes
+        sides = ("first_row", tile.left.length, m), ("first_column", tile.right.length, n)
+        return [side for side in sides if side[2] % side[1]]
 
     def _follows(self, total: str) -> None:
         if self.fours is None:

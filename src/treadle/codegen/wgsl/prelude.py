@@ -47,6 +47,15 @@ fn f_min(a: f32, b: f32) -> f32 {{
   let equal = bitcast<f32>(bitcast<u32>(a) | bitcast<u32>(b));
   let least = select(select(b, a, a < b), equal, a == b);
   return select(select(least, b, is_nan(b)), a, is_nan(a)); }}
+fn ordered(x: f32) -> u32 {{
+  let b = bitcast<i32>(x);
+  return bitcast<u32>(b ^ ((b >> 31u) & 0x7fffffff)) - 0x807fffffu; }}
+fn unordered(k: u32) -> f32 {{
+  let b = bitcast<i32>(k + 0x807fffffu); return bitcast<f32>(b ^ ((b >> 31u) & 0x7fffffff)); }}
+fn ordered_down(x: f32) -> u32 {{
+  return ordered(bitcast<f32>(bitcast<u32>(x) ^ 0x80000000u)); }}
+fn unordered_down(k: u32) -> f32 {{
+  return bitcast<f32>(bitcast<u32>(unordered(k)) ^ 0x80000000u); }}
 fn f_sign(x: f32) -> f32 {{ return select(x, with_sign(1.0f, x), x < 0.0f || x > 0.0f); }}
 fn f_div(x: f32, y: f32) -> f32 {{
   if (y == 0.0f) {{

@@ -101,7 +101,7 @@ class Writer(Columns):
 
     def combine(self, local: str, part: str, s: Accumulate, loop: For) -> None:
         whole = self._combined(part, s, width_of(loop.role, self.geometry))
-        self.add(f"{local} = {self._of(s, local, whole)};")
+        self.add(f"{local} = {self._with(s, local, whole)};")
 
     def _combined(self, part: str, s: Accumulate, width: int) -> str:
         """Parts of all threads, always in the same order; every thread has the same bits."""
@@ -112,7 +112,7 @@ class Writer(Columns):
         count = width // warp
         if count == 1:
             return part
-        parts = self.share("parts", scalars.memory(s.value.dtype), count)
+        parts = self.share("parts", self._part_type(s), count)
         first = self.block(f"if (tid % {warp} == 0)") if warp > 1 else nullcontext()
         with first:
             self.add(f"{parts}[tid / {warp}] = {part};" if warp > 1 else f"{parts}[tid] = {part};")

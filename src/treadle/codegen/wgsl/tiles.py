@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import NamedTuple
 
 from treadle.codegen.c_like import statements
 from treadle.codegen.c_like.tiles import limits_of, product_of, tiles_of
@@ -24,6 +25,20 @@ def load_of(value: Value) -> Load:
     inner = value.value if isinstance(value, Convert) else value
     assert isinstance(inner, Load)
     return inner
+
+
+class Copy(NamedTuple):
+    """What a thread copies to a panel: an element or packs of four."""
+
+    panel: Panel
+    value: Value
+    loops: tuple[Var, ...]
+    first: str  # row or column of the tile
+    far: str  # row of the panel
+    near: str  # place in its row
+    got: list[str]  # variables
+    inside: list[str]  # conditions under which it is the thread's
+    store: str
 
 
 class Contraction(Writer):
@@ -127,8 +142,19 @@ class Contraction(Writer):
         number: int, base: str = "",
     ) -> str:  # fmt: skip
         """An element, or packs of four, into variables; the store of them."""
-        tile, before, threads = self.tile, dict(self.vars), self.geometry.threads
-        depth, k, lanes = tile.tile_depth, tile.sizes[-1], panel.lanes
+        depth, k = self.tile.tile_depth, self.tile.sizes[-1]
+        copy = self._place(name, panel, value, loops, first, number, base)
+        # Where one more part is loaded than there are, it is the last once more.
+        is_after = self.tile.is_ahead and k % depth == 0
+        self._fetch(copy, f"min(start, {k - depth})" if is_after else "start", k % depth > 0)
+        return copy.store
+
+    def _place(
+        self, name: str, panel: Panel, value: Value, loops: tuple[Var, ...], first: str,
+        number: int, base: str = "",
+    ) -> Copy:  # fmt: skip
+        """Where a thread's copy is in its panel, and variables for it."""
+        depth, threads, lanes = self.tile.tile_depth, self.geometry.threads, panel.lanes
         size = panel.length * depth // lanes
         fast = (depth if panel.is_along else panel.length) // lanes
         far, near = self.new("far"), self.new("near")
@@ -139,31 +165,38 @@ class Contraction(Writer):
             row, column = f"{at_q} / {fast}u", f"{at_q} % {fast}u"
         self.add(f"let {far} = {self._row(panel, row)};")
         self.add(f"let {near} = i32({column});")
-        first_near = f"{near} * {lanes}" if lanes > 1 else near
-        i, d = (far, first_near) if panel.is_along else (first_near, far)
-        count, beside = math.prod(v.extent for v in loops), 1 if panel.is_along else lanes
-        inside = [f"{at_q} < {size}u"] if base or size < number + threads else []
-        limits = [*inside, *([f"start + {d} < {k}"] if k % depth else [])]
-        # After its end the last row, or pack of columns, is loaded: no branch, and nothing is made
-        # of it. So is the last part of the depth, where one more is loaded than there are.
-        own = f"{first} + {i}"
-        own = f"min({own}, {count - beside})" if count % panel.length else own
-        is_after = tile.is_ahead and not tile.matrices and k % depth == 0
-        start = f"min(start, {k - depth})" if is_after else "start"
         got = [self.new("got") for _ in range(max(1, lanes // 4))]
         for part in got:
-            self.add(f"var {part} = {'vec4<f16>()' if lanes > 1 else '0.0f'};")
-        with self.block(f"if ({' && '.join(limits)})") if limits else nullcontext():
-            self.decode(f"({own})", loops)
-            self.decode(f"({start} + {d})", tile.depth)
-            for u, part in enumerate(got):
-                wanted = load_of(value)
-                is_pack = lanes > 1
-                read = self.pack(wanted.buffer, wanted.index, u) if is_pack else self.value(value)
-                self.add(f"{part} = {read};")
-        self.vars = before
+            self.add(f"var {part} = {self._nothing(panel)};")
+        inside = [f"{at_q} < {size}u"] if base or size < number + threads else []
         store = self._put(name, panel, far, near, got)
-        return f"if ({' && '.join(inside)}) {{ {store} }}" if inside else store
+        store = f"if ({' && '.join(inside)}) {{ {store} }}" if inside else store
+        return Copy(panel, value, loops, first, far, near, got, inside, store)
+
+    def _nothing(self, panel: Panel) -> str:
+        return "vec4<f16>()" if panel.lanes > 1 else "0.0f"
+
+    def _fetch(self, copy: Copy, start: str, may_end: bool) -> None:
+        """What is to be copied from a part of the depth, which may be less than a whole one."""
+        panel, before = copy.panel, dict(self.vars)
+        near = f"{copy.near} * {panel.lanes}" if panel.lanes > 1 else copy.near
+        i, d = (copy.far, near) if panel.is_along else (near, copy.far)
+        count = math.prod(v.extent for v in copy.loops)
+        beside = 1 if panel.is_along else panel.lanes
+        limits = [*copy.inside, *([f"{start} + {d} < {self.tile.sizes[-1]}"] if may_end else [])]
+        # After its end the last row, or pack of columns, is loaded: no branch, and nothing is made
+        # of it.
+        own = f"{copy.first} + {i}"
+        own = f"min({own}, {count - beside})" if count % panel.length else own
+        with self.block(f"if ({' && '.join(limits)})") if limits else nullcontext():
+            self.decode(f"({own})", copy.loops)
+            self.decode(f"({start} + {d})", self.tile.depth)
+            for u, part in enumerate(copy.got):
+                wanted = load_of(copy.value)
+                is_pack = panel.lanes > 1
+                read = self.pack(wanted.buffer, wanted.index, u) if is_pack else None
+                self.add(f"{part} = {read or self.value(copy.value)};")
+        self.vars = before
 
     def _row(self, panel: Panel, number: str) -> str:
         """The row of a panel that is copied so manyth."""
@@ -242,13 +275,13 @@ class Contraction(Writer):
         with self.block(f"for (var e = share; e < {count}; e += {tile.shares})"):
             row = self._own(tile.left, "ty", self.tall, f"(e / {tile.across})")
             column = self._own(tile.right, "tx", self.wide, f"(e % {tile.across})")
-            self._after(row, column, "sums[e]")
+            self._after(row, column, "sums[e]", limits_of(tile))
 
-    def _after(self, row: str, column: str, total: str) -> None:
+    def _after(self, row: str, column: str, total: str, limits: Sequence[str]) -> None:
         """What follows an element, where there is such a row and column."""
         self.add(f"let row = first_row + {row};")
         self.add(f"let column = first_column + {column};")
-        with self.block(f"if ({' && '.join(limits_of(self.tile)) or 'true'})"):
+        with self.block(f"if ({' && '.join(limits) or 'true'})"):
             self.decode("row", self.tile.rows)
             self.decode("column", self.tile.columns)
             self._follows(total)

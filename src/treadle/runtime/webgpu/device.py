@@ -12,6 +12,7 @@ import importlib.util
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from treadle.kernel.shaders import AS_DEVICE
 from treadle.kernel.target_webgpu import BASE, FULL, WebGpuLimits
 
 ALIGNMENT = 256  # bytes: where bindings may start
+PATIENCE = 2e-2  # seconds for which a result is asked for before the thread sleeps
 LESS_MEMORY = "Use a smaller batch, accumulate micro-batches, or give compile a memory_budget."
 _ORDER = {"DiscreteGPU": 0, "IntegratedGPU": 1, "VirtualGPU": 2, "Unknown": 3, "CPU": 4}
 _FEATURES = ("subgroup", "subgroup-barrier", "shader-f16", "timestamp-query")
@@ -213,6 +215,7 @@ class Device:
         """Words of memory that the host can map, when all work before is done.
 
         By the library's own functions: wgpu's method submits once more and waits in another thread.
+        What is nearly done is asked for over and over: to be woken takes longer than small work.
         """
         library, ffi, found = self.library, self.ffi, list[str]()
 
@@ -227,8 +230,10 @@ class Device:
         with self.lock, self.checked("results"):
             own, size = buffer._internal, buffer.size
             library.wgpuBufferMapAsync(own, library.WGPUMapMode_Read, 0, size, info[0])
+            patience = time.perf_counter() + (0.0 if self.is_processor else PATIENCE)
             while not found:
-                library.wgpuDevicePoll(self.device._internal, True, ffi.NULL)
+                waits = time.perf_counter() > patience
+                library.wgpuDevicePoll(self.device._internal, waits, ffi.NULL)
             if found[0]:
                 raise RuntimeError(found[0])
             memory = library.wgpuBufferGetConstMappedRange(own, 0, size)
