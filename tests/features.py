@@ -302,6 +302,7 @@ TESTED = {
     "td.random.normal": "test_random.py::test_normal",
     "td.random.bernoulli": "test_random.py::test_bernoulli",
     "td.random.categorical": "test_random.py::test_categorical_frequencies",
+    "td.random.gumbel_softmax": "test_more_functions.py::test_samples_of_classes_with_gradients",
     "td.vmap": "test_vmap.py::test_forms_are_those_of_pytorch",
     "td.associative_scan": "test_control_flow.py::test_a_linear_recurrence",
     "td.cond": "test_control_flow.py::test_a_branch_not_taken_leaves_no_trace_in_gradients",

@@ -116,6 +116,15 @@ TABLE = [
     *[Case("linspace", (), {"start": a, "end": b, "steps": n}) for a, b, n in [(0.0, 1.0, 5), (-3.0, 2.0, 1), (1.0, 1.0, 3), (5.0, -5.0, 33), (0.0, 1.0, 2)]],
     *[Case("logspace", (), {"start": a, "end": b, "steps": n}) for a, b, n in [(0.0, 1.0, 5), (-3.0, 2.0, 1), (1.0, 1.0, 3), (2.0, -2.0, 33), (0.0, 1.0, 2)]],
     *[Case("interpolate", (normal(1, 2, 6, 5),), {"size": n, "mode": "area"}) for n in (1, 2, 3, 5, (3, 5))],
+    *[Case("kron", (normal(*s), normal(*t)), {}) for s, t in [((3,), (4,)), ((2, 3), (3, 2)), ((5,), (2, 3)), ((1, 2), (17, 1)), ((2, 2, 2), (1, 3))]],
+    *[Case("diff", (normal(*s),), {"n": n, "axis": a}) for s, n, a in [((9,), 1, -1), ((5, 3), 2, 0), ((2, 17), 3, 1), ((1, 4), 1, 0), ((3, 33), 0, -1)]],
+    *[Case("median", (distinct(*s),), o) for s, o in [((9,), {}), ((4, 5), {}), ((4, 6), {"axis": 1}), ((17, 2, 3), {"axis": 0, "keepdims": True}), ((1, 3), {"axis": 0})]],
+    *[Case("quantile", (distinct(*s),), o) for s, o in [((9,), {"q": 0.3}), ((4, 5), {"q": [0.0, 0.5, 1.0]}), ((4, 6), {"q": 0.9, "axis": 1}), ((17, 2), {"q": [0.25, 0.6], "axis": 0, "keepdims": True}), ((1,), {"q": 0.5})]],
+    *[Case("quantile", (distinct(6, 4),), {"q": 0.37, "axis": 0, "interpolation": i}) for i in ("lower", "higher", "nearest", "midpoint")],
+    *[Case("grid_sample", (normal(2, 3, 5, 4), normal(2, 3, 6, 2)), {"mode": m, "padding_mode": p, "align_corners": c}) for m in ("bilinear", "nearest") for p in ("zeros", "border", "reflection") for c in (False, True)],
+    *[Case("grid_sample", (normal(1, 2, 3, 4, 5), normal(1, 2, 3, 4, 3) * 0.5), {"mode": m}) for m in ("bilinear", "nearest")],
+    Case("grid_sample", (normal(3, 1, 1, 7), normal(3, 4, 1, 2)), {"padding_mode": "reflection", "align_corners": True}),
+    *[Case("affine_grid", (normal(2, len(s), len(s) + 1),), {"size": (2, 3, *s), "align_corners": c}) for s in [(4, 5), (3, 2), (2, 3, 4)] for c in (False, True)],
 ]  # fmt: skip
 
 
@@ -158,7 +167,24 @@ def nonzero(x: Any, size: int) -> Any:
     return F.pad(found, (0, size - len(found)))
 
 
+def median(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+    return torch.median(x) if axis is None else torch.median(x, axis, keepdims).values
+
+
+def quantile(x: Any, q: Any, axis: Any = None, keepdims: bool = False, **options: Any) -> Any:
+    return torch.quantile(x, torch.as_tensor(q, dtype=x.dtype), axis, keepdims, **options)
+
+
+def diff(x: Any, n: int, axis: int) -> Any:
+    return torch.diff(x, n, axis)
+
+
 THEIRS: dict[str, Callable[..., Any]] = {
+    "median": median,
+    "quantile": quantile,
+    "diff": diff,
+    "grid_sample": lambda x, y, **o: F.grid_sample(x, y, **{"align_corners": False, **o}),
+    "affine_grid": lambda x, size, align_corners: F.affine_grid(x, list(size), align_corners),
     **{n: with_axis(getattr(torch, n)) for n in ("cumprod", "cummax", "cummin", "logcumsumexp")},
     "searchsorted": torch.searchsorted,
     "bincount": lambda x, w=None, size=0: torch.bincount(x, w, size),
@@ -260,6 +286,56 @@ def test_infinities() -> None:
         np.testing.assert_allclose(getattr(td, name)(x).numpy(), expected, rtol=1e-15)
     both = td.logaddexp(np.array([np.inf, -np.inf, -np.inf]), np.array([np.inf, -np.inf, 1.0]))
     np.testing.assert_array_equal(both.numpy(), [np.inf, -np.inf, 1.0])
+
+
+def test_medians_know_nan_and_integers() -> None:
+    x = normal(4, 5)
+    x[1, 2] = np.nan
+    expected = torch.tensor(x).median(1).values.numpy()
+    np.testing.assert_array_equal(td.median(x, 1).numpy(), expected)
+    expected = torch.quantile(torch.tensor(x), 0.25, 0).numpy()
+    np.testing.assert_allclose(td.quantile(x, 0.25, dim=0).numpy(), expected, 1e-12)
+    whole = index(9, 3, 4)
+    expected = torch.tensor(whole).median(1).values.numpy()
+    np.testing.assert_array_equal(td.tensor(whole).median(1).numpy(), expected)
+    refused(lambda: td.quantile(x, 1.5), td.ArgumentError, "quantile", "between 0 and 1")
+    refused(lambda: td.median(np.zeros((0, 3)), 0), td.ArgumentError, "median")
+
+
+def test_differences_of_what_is_put_beside() -> None:
+    x, first, last = normal(3, 4), normal(3, 1), normal(3, 2)
+    expected = torch.diff(*map(torch.tensor, (x,)), 1, -1, torch.tensor(first), torch.tensor(last))
+    np.testing.assert_allclose(td.diff(x, prepend=first, append=last).numpy(), expected.numpy())
+    refused(lambda: td.diff(x, -1), td.ArgumentError, "diff", "n = -1")
+
+
+def test_grids_that_do_not_fit_are_refused() -> None:
+    x = np.zeros((2, 3, 4, 5))
+    for shape in ((2, 4, 2), (1, 4, 4, 2), (2, 4, 4, 3)):
+        refused(lambda s=shape: td.grid_sample(x, np.zeros(s)), td.ShapeError, "grid_sample")
+    refused(lambda: td.affine_grid(np.zeros((2, 2, 2)), x.shape), td.ShapeError, "affine_grid")
+    wrong = lambda: td.grid_sample(x, np.zeros((2, 4, 4, 2)), "bicubic")  # noqa: E731
+    refused(wrong, td.ArgumentError, "grid_sample", "bilinear")
+
+
+def test_samples_of_classes_with_gradients() -> None:
+    """The largest falls on each class as often as softmax says, whatever the temperature."""
+    chances = np.array([0.1, 0.2, 0.7])
+    logits = np.broadcast_to(np.log(chances), (20000, 3)).astype(np.float32)
+
+    def drawn(x):
+        soft, hard = (td.random.gumbel_softmax(x, 0.5, h) for h in (False, True))
+        cotangent = td.grad(lambda y: (td.random.gumbel_softmax(y, 0.5, True)[:, 0]).sum())(x)
+        return soft, hard, cotangent
+
+    soft, hard, slope = td.compile(drawn, td.Spec(logits.shape), device="cpu")(logits)
+    np.testing.assert_allclose(soft.sum(1), 1, 1e-5)
+    np.testing.assert_allclose(hard, hard.round(), atol=1e-6)
+    for found in (hard.mean(0), np.bincount(soft.argmax(1)) / len(soft)):
+        np.testing.assert_allclose(found, chances, atol=0.015)
+    assert abs(slope).max() > 0.1, "that of the softmax"
+    np.testing.assert_allclose(slope.sum(1), 0, atol=1e-5)
+    refused(lambda: td.random.gumbel_softmax(logits, 0.0), td.ArgumentError, "gumbel_softmax")
 
 
 def test_dropout_scales_what_is_left() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 import treadle as td
 from refusals import refused
 from treadle import losses, nn, optim
+from treadle.base import elsewhere
 
 # Of x, (2, 3, 4), and of y, a list of integers along the last axis.
 EXPRESSIONS = """
@@ -103,7 +106,11 @@ class Broken(nn.Module):
         (lambda: td.cat([1.0]), "treadle", "td.concat"),
         (lambda: td.no_grad(), "treadle", "step.evaluate"),
         (lambda: td.conact([1.0]), "treadle", "Is it concat?"),
+        (lambda: td.smooth_l1_loss, "treadle", "td.losses.smooth_l1"),
+        (lambda: td.inverse, "treadle", "td.linalg.inv"),
+        (lambda: td.gumbel_softmax, "treadle", "td.random.gumbel_softmax"),
         (lambda: nn.CrossEntropyLoss(), "nn", "losses.cross_entropy"),
+        (lambda: nn.HuberLoss(), "nn", "losses.huber"),
         (lambda: nn.functional.relu, "nn", "td.relu"),
         (lambda: optim.Adam, "optim", "It is adam."),
         (lambda: optim.lr_scheduler, "optim", "optim.cosine"),
@@ -117,6 +124,18 @@ class Broken(nn.Module):
 )
 def test_names_of_pytorch_lead_somewhere(call, operation: str, fragment: str) -> None:
     refused(call, td.UnknownNameError, operation, fragment)
+
+
+def test_what_hints_name_is_there() -> None:
+    """`td.` and `nn.` and names with dots after them, wherever a remedy says them."""
+    tables = (elsewhere.TREADLE, elsewhere.NN, elsewhere.OPTIM, elsewhere.TENSOR, elsewhere.MODULE)
+    for name, remedy in (pair for table in tables for pair in table.items()):
+        for path in re.findall(r"\b(?:td|nn|losses|optim)(?:\.[A-Za-z_]\w*)+", remedy):
+            first, *others = path.split(".")
+            found = {"td": td, "nn": nn, "losses": losses, "optim": optim}[first]
+            for other in others:
+                assert hasattr(found, other), f"{name}: {remedy}"
+                found = getattr(found, other)
 
 
 def test_other_names_are_missing_as_always() -> None:

@@ -173,6 +173,8 @@ from treadle.frontend.functions.elementary import tan as tan
 from treadle.frontend.functions.elementary import trunc as trunc
 from treadle.frontend.functions.gamma import digamma as digamma
 from treadle.frontend.functions.gamma import lgamma as lgamma
+from treadle.frontend.functions.grids import affine_grid as affine_grid
+from treadle.frontend.functions.grids import grid_sample as grid_sample
 from treadle.frontend.functions.images import channel_shuffle as channel_shuffle
 from treadle.frontend.functions.images import conv_transpose as conv_transpose
 from treadle.frontend.functions.images import fold as fold
@@ -232,6 +234,7 @@ from treadle.frontend.functions.sequences import cumprod as cumprod
 from treadle.frontend.functions.sequences import diag as diag
 from treadle.frontend.functions.sequences import diag_embed as diag_embed
 from treadle.frontend.functions.sequences import diagonal as diagonal
+from treadle.frontend.functions.sequences import kron as kron
 from treadle.frontend.functions.sequences import linspace as linspace
 from treadle.frontend.functions.sequences import logcumsumexp as logcumsumexp
 from treadle.frontend.functions.sequences import logspace as logspace
@@ -265,6 +268,9 @@ from treadle.frontend.functions.shaping import triu as triu
 from treadle.frontend.functions.shaping import unsqueeze as unsqueeze
 from treadle.frontend.functions.shaping import zeros as zeros
 from treadle.frontend.functions.shaping import zeros_like as zeros_like
+from treadle.frontend.functions.statistics import diff as diff
+from treadle.frontend.functions.statistics import median as median
+from treadle.frontend.functions.statistics import quantile as quantile
 from treadle.frontend.mean import Mean as Mean
 from treadle.frontend.tensor import Tensor as Tensor
 from treadle.frontend.tracing import capture as capture

@@ -19,6 +19,7 @@ from treadle.frontend.functions import (
     segments,
     sequences,
     shaping,
+    statistics,
 )
 from treadle.frontend.functions import arithmetic as a
 from treadle.frontend.mean import Mean
@@ -82,7 +83,8 @@ _ALSO: dict[Any, str] = {
     gamma: "lgamma digamma",
     activations: "relu sigmoid softmax log_softmax",
     reductions: "std logsumexp norm any all cumsum sort argsort topk",
-    sequences: "cumprod cummax cummin logcumsumexp diag diagonal outer repeat_interleave",
+    sequences: "cumprod cummax cummin logcumsumexp diag diagonal kron outer repeat_interleave",
+    statistics: "diff median quantile",
     segments: "scatter bincount",
     shaping: "expand split chunk flip roll repeat moveaxis tril triu",
     indexing: "take take_along_axis",

@@ -12,12 +12,16 @@ import numpy as np
 
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, DTypeError, ShapeError
-from treadle.base.numbers import FINITE, NOT_NEGATIVE, check_number, check_seed
+from treadle.base.numbers import FINITE, NOT_NEGATIVE, POSITIVE, check_number, check_seed
 from treadle.base.shapes import Shape, broadcast_shapes
 from treadle.frontend.coerce import as_tensor, cast
-from treadle.frontend.functions.arithmetic import cos, log, sqrt
+from treadle.frontend.functions.activations import softmax
+from treadle.frontend.functions.arithmetic import as_real, cos, log, sqrt, stop_gradient
+from treadle.frontend.functions.indexing import one_hot
 from treadle.frontend.functions.reductions import argmax
+from treadle.frontend.functions.shaping import axis_of, moveaxis
 from treadle.frontend.scopes import EAGER, bind1, current_scope
+from treadle.frontend.spelling import takes_dim
 from treadle.frontend.tensor import Operand, Placeholder, Tensor
 from treadle.ir.ops.indexing import MAX_SITES, RANDOM_BITS, RandomBits
 from treadle.ir.types import TensorType, as_dtype
@@ -101,9 +105,31 @@ def categorical(logits: Operand, axis: int = -1) -> Tensor:
     x = as_tensor(logits)
     if not x.dtype.is_float:
         raise DTypeError("categorical", f"{x.type} is not a float", "Pass logits.")
+    return argmax(cast(x, dtypes.promote(x.dtype, dtypes.float32)) + _gumbel(x.shape), axis)
+
+
+@takes_dim
+def gumbel_softmax(logits: Operand, tau: float = 1.0, hard: bool = False, axis: int = -1) -> Tensor:
+    """Softmax of logits with Gumbel's noise, over a temperature: samples with gradients, of logits'
+    shape.
+
+    With `hard` the largest is 1 and the others 0; gradients are those of the softmax.
+    """
+    check_number("gumbel_softmax", "tau", tau, POSITIVE)
+    x = as_real(logits)
+    at = axis_of("gumbel_softmax", axis, x)
+    wide = cast(x, dtypes.promote(x.dtype, dtypes.float32))
+    soft = cast(softmax((wide + _gumbel(x.shape)) / tau, at), x.dtype)
+    if not hard:
+        return soft
+    chosen = moveaxis(one_hot(argmax(soft, at), x.shape[at], x.dtype), -1, at)
+    return chosen - stop_gradient(soft) + soft
+
+
+def _gumbel(shape: Shape) -> Tensor:
+    """Noise whose largest, added to logits, falls on each class as often as softmax says."""
     # (0, 1): the middle of each of 2²³ cells. With one bit more, float32 would round to 1.
-    unit = _unit(x.shape, 23, 0.5)
-    return argmax(cast(x, dtypes.promote(x.dtype, dtypes.float32)) - log(-log(unit)), axis)
+    return -log(-log(_unit(shape, 23, 0.5)))
 
 
 def _float(name: str, dtype: object) -> dtypes.DType:

@@ -166,6 +166,16 @@ def outer(x: Operand, y: Operand) -> Tensor:
     return unsqueeze(a, 1) * unsqueeze(b, 0)
 
 
+def kron(x: Operand, y: Operand) -> Tensor:
+    """Each element of x times all of y (Kronecker): (A, B), (A′, B′) → (A · A′, B · B′)."""
+    a, b = as_tensor(x), as_tensor(y)
+    rank = max(a.ndim, b.ndim)
+    first, second = ((1,) * (rank - t.ndim) + t.shape for t in (a, b))
+    left = reshape(a, tuple(n for size in first for n in (size, 1)))
+    right = reshape(b, tuple(n for size in second for n in (1, size)))
+    return reshape(left * right, tuple(p * q for p, q in zip(first, second, strict=True)))
+
+
 def diagonal(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     """The diagonal of two axes, as the last axis: (A, B, C) → (C, min(A, B)) without an offset."""
     x, shift = as_tensor(x), integer_of("diagonal", "offset", offset)

@@ -15,7 +15,7 @@ from treadle.frontend.functions.activations import softmax
 from treadle.frontend.functions.arithmetic import where
 from treadle.frontend.functions.elementary import dropout
 from treadle.frontend.functions.reductions import any as any_over
-from treadle.frontend.functions.sequences import outer
+from treadle.frontend.functions.sequences import kron, outer
 from treadle.frontend.functions.shaping import (
     expand,
     iota,
@@ -41,6 +41,7 @@ declare_all(
         "dot": m.matmul,
         "vdot": m.matmul,
         "linear": m.linear,
+        "kron": kron,
         "outer": outer,
         "ger": outer,
     }
@@ -236,12 +237,3 @@ def _repeated_heads(x: Tensor, times: int) -> Tensor:
     batch, heads, n, d = x.shape
     wide = repeat(unsqueeze(x, 2), 1, 1, times, 1, 1)
     return reshape(wide, (batch, heads * times, n, d))
-
-
-@aten("kron")
-def _kron(x: Tensor, y: Tensor) -> Tensor:
-    rank = max(x.ndim, y.ndim)
-    a, b = (reshape(t, (*(1,) * (rank - t.ndim), *t.shape)) for t in (x, y))
-    left = reshape(a, tuple(n for size in a.shape for n in (size, 1)))
-    right = reshape(b, tuple(n for size in b.shape for n in (1, size)))
-    return reshape(left * right, tuple(p * q for p, q in zip(a.shape, b.shape, strict=True)))

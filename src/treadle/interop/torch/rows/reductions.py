@@ -9,10 +9,10 @@ from typing import Any
 from treadle.base.dtypes import DType, bool_, int64
 from treadle.frontend.coerce import cast
 from treadle.frontend.functions import reductions as r
-from treadle.frontend.functions import sequences
+from treadle.frontend.functions import sequences, statistics
 from treadle.frontend.functions.arithmetic import abs, mul, ne, pow, sqrt, where
 from treadle.frontend.functions.indexing import getitem, take_along_axis
-from treadle.frontend.functions.shaping import concat, reshape, squeeze, transpose
+from treadle.frontend.functions.shaping import reshape, squeeze
 from treadle.frontend.tensor import Tensor
 from treadle.interop.torch.rows.table import aten
 
@@ -292,10 +292,4 @@ def _median(x: Tensor) -> Tensor:
 
 @aten("diff")
 def _diff(x: Tensor, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
-    at = dim % x.ndim
-    parts = [t for t in (prepend, x, append) if t is not None]
-    x = concat(parts, at)
-    for _ in range(n):
-        moved = transpose(x, 0, at)
-        x = transpose(moved[1:] - moved[:-1], 0, at)
-    return x
+    return statistics.diff(x, n, dim, prepend, append)

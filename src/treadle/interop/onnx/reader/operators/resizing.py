@@ -12,7 +12,8 @@ from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions import arithmetic as a
 from treadle.frontend.functions import linear
 from treadle.frontend.functions import shaping as s
-from treadle.frontend.functions.indexing import take, take_along_axis
+from treadle.frontend.functions.grids import PADDINGS, grid_sample
+from treadle.frontend.functions.indexing import take
 from treadle.frontend.tensor import Tensor
 from treadle.interop.onnx.reader.calls import Call, Value, operator
 
@@ -196,52 +197,6 @@ def _grid_sample(call: Call, x: Value, grid: Value) -> Tensor:
     mode = call.text("mode", "linear")
     if mode not in ("linear", "bilinear", "nearest"):
         raise call.refuse(f"mode is {mode[:40]!r}", "linear and nearest are read.")
-    sizes = image.shape[:1:-1]  # W, H
-    at = [_unscaled(call, places[..., i], n) for i, n in enumerate(sizes)]
-    if call.text("padding_mode", "zeros") != "zeros":
-        at = [_bent(call, t, n) for t, n in zip(at, sizes, strict=True)]
-    if mode == "nearest":
-        return _sampled(image, a.round(at[0]), a.round(at[1]))
-    left, top = a.floor(at[0]), a.floor(at[1])
-    right, low = at[0] - left, at[1] - top
-    total: Tensor | None = None
-    for dx, wx in ((0.0, 1 - right), (1.0, right)):
-        for dy, wy in ((0.0, 1 - low), (1.0, low)):
-            part = _sampled(image, left + dx, top + dy) * s.unsqueeze(wx * wy, 1)
-            total = part if total is None else total + part
-    assert total is not None
-    return total
-
-
-def _unscaled(call: Call, place: Tensor, size: int) -> Tensor:
-    if call.flag("align_corners"):
-        return (place + 1.0) * ((size - 1) / 2)
-    return ((place + 1.0) * float(size) - 1.0) / 2.0
-
-
-def _bent(call: Call, place: Tensor, size: int) -> Tensor:
-    """Places outside moved to the border, or mirrored at it."""
-    mode = call.choice("padding_mode", "zeros", ("zeros", "border", "reflection"))
-    if mode == "reflection":
-        low, high = (0.0, size - 1.0) if call.flag("align_corners") else (-0.5, size - 0.5)
-        width = high - low
-        if width <= 0:
-            return place * 0.0
-        turned = a.remainder(place - low, 2 * width)
-        place = low + a.minimum(turned, 2 * width - turned)
-    return a.clamp(place, 0.0, size - 1.0)
-
-
-def _sampled(image: Tensor, column: Tensor, row: Tensor) -> Tensor:
-    """Elements at whole places (N, H', W'), zero outside: (N, C, H', W')."""
-    n, channels, height, width = image.shape
-    _, h, w = row.shape
-    inside = a.logical_and(
-        a.logical_and(row >= 0, row <= height - 1.0),
-        a.logical_and(column >= 0, column <= width - 1.0),
-    )
-    safe_row, safe_column = (cast_to(a.where(inside, t, 0.0), dtypes.int32) for t in (row, column))
-    flat = s.reshape(safe_row * width + safe_column, (n, 1, h * w))
-    pixels = s.reshape(image, (n, channels, height * width))
-    found = take_along_axis(pixels, s.expand(flat, (n, channels, h * w)), 2)
-    return a.where(s.unsqueeze(inside, 1), s.reshape(found, (n, channels, h, w)), 0.0)
+    mode = "nearest" if mode == "nearest" else "bilinear"
+    padding = call.choice("padding_mode", "zeros", PADDINGS)
+    return grid_sample(image, places, mode, padding, call.flag("align_corners"))
