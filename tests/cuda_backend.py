@@ -41,6 +41,10 @@ needs_gpu = pytest.mark.skipif(why_not() is not None, reason=f"no GPU: {why_not(
 needs_compiler = pytest.mark.skipif(no_compiler() is not None, reason=f"{no_compiler()}")
 
 
+# Programs of kernels that are too much for a cooperative launch: their phases are one launch each.
+JOINT = replace(GPU, mapping=replace(GPU.mapping, light=0))
+
+
 def scheduled(
     graph: Graph, fuse: bool = True, in_place: bool = False, target: Target = ALONE
 ) -> Program:

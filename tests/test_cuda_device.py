@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import treadle as td
 from backend import assert_within, draw, same_bits
-from cuda_backend import needs_gpu, on_gpu
+from cuda_backend import JOINT, needs_gpu, on_gpu
 from test_backend_ops import CASES, COMPUTED, SIZES, agreement, prepared, shaped
 from test_backend_programs import prepared as random_program
 from test_cuda_batched import APART, LAYERS, training
@@ -29,7 +29,7 @@ from treadle.runtime.cuda.conv import NoLibraryCallError
 from treadle.runtime.cuda.device import device
 from treadle.runtime.cuda.dnn import has_dnn
 from treadle.runtime.cuda.launches import Runner
-from treadle.schedule.schedule import GPU
+from treadle.schedule.schedule import GPU, Target
 
 pytestmark = needs_gpu
 
@@ -301,16 +301,30 @@ def test_large_reductions(dtype: DType, columns: int) -> None:
     assert same_bits(program.run(arrays), found)
 
 
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [(256, 128), (768, 512), (50, 30)], ids=str)
+def test_kernels_of_a_phase_are_one_launch(columns: tuple[int, int], dtype: DType) -> None:
+    def sums(x, y):
+        centred = [t - t.mean(0) for t in (x, y)]
+        return [x.sum(0), (y * y).sum(0), *(t * td.rsqrt((t * t).mean(0) + 1e-3) for t in centred)]
+
+    types = TensorType((64, columns[0]), dtype), TensorType((96, columns[1]), dtype)
+    graph = td.trace(sums, *types)
+    arrays = draw(graph, 8)
+    assert_within(graph, arrays, on_gpu(graph, target=JOINT).run(arrays), 8.0)
+
+
+@pytest.mark.parametrize("target", [GPU, JOINT], ids=["cooperative", "joint"])
 @given(st.integers(0, 2**40))
 @settings(
-    max_examples=200,
+    max_examples=100,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )
-def test_random_training_programs(seed: int) -> None:
+def test_random_training_programs(target: Target, seed: int) -> None:
     training, values, bounds = random_program(seed)
-    found = on_gpu(training.graph, in_place=True).run(values)
+    found = on_gpu(training.graph, in_place=True, target=target).run(values)
     assert_within(training.graph, values, found, bounds=bounds)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 import treadle as td
 from backend import assert_within, draw
-from cuda_backend import ALONE, needs_compiler, ptx_of, scheduled
+from cuda_backend import ALONE, JOINT, needs_compiler, ptx_of, scheduled
 from cuda_on_host import no_host_compiler, run_on_host
 from test_backend_ops import shaped
 from test_backend_programs import SEEDS, SETTINGS
@@ -143,10 +143,6 @@ def test_small_programs_as_one_launch() -> None:
     assert program.cooperative
     found = run_on_host(program, arrays)
     assert apart(graph, arrays, found) < limit(dtypes.float32)
-
-
-# Programs of kernels that are too much for a cooperative launch: their phases are one launch each.
-JOINT = dataclasses.replace(GPU, mapping=dataclasses.replace(GPU.mapping, light=0))
 
 
 def of_columns(x, y):
