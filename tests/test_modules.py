@@ -551,7 +551,7 @@ def test_mistakes(mistake: tuple) -> None:
     ("forward", "error", "fragments"),
     [
         (twice, td.NameTakenError, ("'last'", "twice", "Combine", "in twice")),
-        (once_in_a_checkpoint, td.NameTakenError, ("'count'", "twice", "in once_in_a_checkpoint")),
+        (once_in_a_checkpoint, td.NameTakenError, ("'count'", "twice", "in forward")),
         (in_a_scan, td.TraceError, ("'count'", "td.scan", "last carry", "in body")),
     ],
 )

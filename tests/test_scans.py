@@ -344,3 +344,37 @@ def test_carries_that_somebody_else_reads_as_they_were(function: Function) -> No
     expected = td.compile(slopes, *given, device="oracle")(*arrays)
     for x, y in zip(found, expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
+
+
+def counted(h, x, at):
+    """Rows are added to places that each iteration has of its own."""
+    return td.scan(lambda c, v: (c * 0.5 + td.segment_sum(v[0], v[1], 4), c), h, (x, at))[1]
+
+
+def read_where_told(h, x, at):
+    """Rows of what was read are found by indices: the gradient adds to those places."""
+
+    def step(carry, row):
+        values, places = row
+        picked = td.take(td.tanh(carry), places, 0)
+        return carry * 0.5 + values + picked.sum(0), picked
+
+    return td.scan(step, h, (td.pad(x, [(0, 0), (0, 1), (0, 0)]), at), reverse=True)[1]
+
+
+@pytest.mark.parametrize("function", [counted, read_where_told], ids=lambda f: f.__name__)
+def test_an_iteration_adds_to_zeros_of_its_own(function: Function) -> None:
+    def slopes(h, x, at):
+        return td.grad(lambda h, x: (function(h, x, at) ** 2).sum(), (0, 1))(h, x)
+
+    given = [*specs((4, 6), (5, 3, 6)), td.Spec((5, 3), td.int32)]
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=s.shape).astype(np.float32) for s in given[:2]]
+    arrays.append(rng.integers(0, 4, (5, 3)).astype(np.int32))
+    for of in (function, slopes):
+        found, expected = (
+            td.compile(of, *given, device=device)(*arrays) for device in ("cpu", "oracle")
+        )
+        pairs = zip(found, expected, strict=True) if of is slopes else [(found, expected)]
+        for x, y in pairs:
+            np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-4)

@@ -165,15 +165,28 @@ class Trace:
         return self.make_key is not None or inside
 
     def add_effect(self, kind: OutputKind, name: str, tensor: Tensor) -> None:
-        unique = kind is not OutputKind.PRINT
-        if unique and any(e.kind is kind and e.name == name for e in self.effects):
-            remedy = "Give each a name of its own, for instance with the layer's number."
-            if kind is OutputKind.UPDATE:
-                remedy = "Combine the updates: a state has one next value."
+        """What a trace does besides its results. A state's later update takes the place of its
+        earlier one, from which it was made: `update` refuses others.
+        """
+        same = [i for i, e in enumerate(self.effects) if e.kind is kind and e.name == name]
+        effect = Output(kind, name, tensor.handle)
+        if not same or kind is OutputKind.PRINT:
+            self.effects.append(effect)
+        elif kind is OutputKind.UPDATE:
+            self.effects[same[0]] = effect
+        else:
             raise NameTakenError(
-                kind.value, f"the name {name!r} is used twice in one trace", remedy
+                kind.value,
+                f"the name {name!r} is used twice in one trace",
+                "Give each a name of its own, for instance with the layer's number.",
             )
-        self.effects.append(Output(kind, name, tensor.handle))
+
+    def update_of(self, name: str) -> Tensor | None:
+        """What a state becomes, as far as it is known here or in the traces around this one."""
+        for effect in self.effects:
+            if effect.kind is OutputKind.UPDATE and effect.name == name:
+                return self.tensor(effect.value)
+        return None if self._enclosing is None else self._enclosing.update_of(name)
 
     def next_site(self) -> int:
         """A number for a random call site, unique in the outermost trace."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from treadle.frontend.scopes import bind1
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.ir import composites as c
 from treadle.nn import init
-from treadle.nn.module import Module, Parameter, State, update
+from treadle.nn.module import Module, Parameter, State, latest, update_on
 
 
 def fan_in_uniform(fan_in: int) -> init.Init:
@@ -308,11 +309,11 @@ class _BatchNorm(Module):
         if self.running_mean is None or self.running_var is None:
             return
         assert self.num_batches_tracked is not None
-        tracked = self.num_batches_tracked + 1
+        tracked = latest(self.num_batches_tracked) + 1
         rate = 1 / tracked if self.momentum is None else self.momentum
-        update(self.num_batches_tracked, tracked)
-        update(self.running_mean, _towards(self.running_mean, centre, rate))
-        update(self.running_var, _towards(self.running_var, spread, rate))
+        update_on(self.num_batches_tracked, lambda _: tracked)
+        update_on(self.running_mean, partial(towards, new=centre, rate=rate))
+        update_on(self.running_var, partial(towards, new=spread, rate=rate))
 
 
 def _others(x: Tensor) -> list[int]:
@@ -320,7 +321,8 @@ def _others(x: Tensor) -> list[int]:
     return [i for i in range(x.ndim) if i != 1]
 
 
-def _towards(old: State, new: Tensor, rate: Tensor | float) -> Tensor:
+def towards(old: Tensor, new: Tensor, rate: Tensor | float) -> Tensor:
+    """A running statistic after one of a batch."""
     return old * (1 - rate) + stop_gradient(new) * rate
 
 

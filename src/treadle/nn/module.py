@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any
 
@@ -143,6 +143,26 @@ class State(Declaration):
 
 def update(state: State, value: Operand) -> None:
     """Give a state its value for the next step, once per trace; it still reads as the old one."""
+    _update(state, value, is_only=True)
+
+
+def update_on(state: State, move: Callable[[Tensor], Tensor]) -> None:
+    """Give a state `move` of its value; called again in a trace, of what it gave it before.
+
+    So a layer that is called on several batches counts them one after the other, as in PyTorch.
+    """
+    state.tensor()
+    _update(state, move(latest(state)), is_only=False)
+
+
+def latest(state: State) -> Tensor:
+    """A state's value, or the one that this trace gives it for the next step so far."""
+    name, scope = name_of(state), current_trace()
+    given = scope.update_of(name) if scope is not None and name else None
+    return state.tensor() if given is None else given
+
+
+def _update(state: State, value: Operand, is_only: bool) -> None:
     if not isinstance(state, State):
         raise ArgumentError(
             "update", f"{state!r} is not an nn.State", "Parameters change through the optimizer."
@@ -165,7 +185,7 @@ def update(state: State, value: Operand) -> None:
             f"the state {name!r} is updated inside td.scan, once for every step",
             "Carry it through the scan and update it with the last carry.",
         )
-    if any(e.kind is OutputKind.UPDATE and e.name == name for e in scope.effects):
+    if is_only and scope.update_of(name) is not None:
         raise NameTakenError(
             "update", f"the state {name!r} is updated twice in one trace", "Combine the updates."
         )

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, ShapeError
 from treadle.base.numbers import FRACTION, NOT_NEGATIVE, check_number, check_whole
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions import pooling, shaping
-from treadle.frontend.functions.arithmetic import pow, rsqrt, stop_gradient
+from treadle.frontend.functions.arithmetic import pow, rsqrt
 from treadle.frontend.functions.reductions import mean, var
 from treadle.frontend.functions.shaping import reshape
 from treadle.frontend.scopes import bind1
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.ir import composites as c
 from treadle.nn import init
-from treadle.nn.module import Module, Parameter, State, update
+from treadle.nn.layers import towards
+from treadle.nn.module import Module, Parameter, State, update_on
 
 
 class GroupNorm(Module):
@@ -104,8 +107,7 @@ class _InstanceNorm(Module):
             return
         axes, rate = tuple(range(2, x.ndim)), self.momentum
         for state, each in ((self.running_mean, mean(x, axes)), (self.running_var, var(x, axes))):
-            new = stop_gradient(mean(each, 0))
-            update(state, state * (1 - rate) + new * rate)
+            update_on(state, partial(towards, new=mean(each, 0), rate=rate))
 
 
 class InstanceNorm1d(_InstanceNorm):

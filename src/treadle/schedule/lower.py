@@ -299,8 +299,7 @@ class Lowering:
                 order.add(*self.after)
                 self.after = []
             else:
-                for kernel in self._kernels(position, node):
-                    self.add_kernel(kernel, order, self._awaited(position))
+                self.add_kernels(self._kernels(position, node), order, self._awaited(position))
         for name, value in self.late.items():
             source = self.before.get(value, self.names[value])
             order.add(*copies(source, name, self.buffers[name]))
@@ -312,8 +311,10 @@ class Lowering:
         check_scope(self.graph, held, list(touches(found)))
         return found
 
-    def add_kernel(self, kernel: Kernel, order: Order, after: str | None) -> None:
-        order.add(kernel, after=after)
+    def add_kernels(self, kernels: Sequence[Kernel], order: Order, after: str | None) -> None:
+        """All kernels that make a node's values."""
+        for kernel in kernels:
+            order.add(kernel, after=after)
 
     def _awaited(self, position: int) -> str | None:
         """The buffer that a node's kernels wait for without reading it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from itertools import accumulate
 
 from treadle.ir.control import SCAN, Scan
@@ -102,16 +103,27 @@ class ScanBody(Lowering):
             else:
                 self.rows[name] = row
 
-    def add_kernel(self, kernel: Kernel, order: Order, after: str | None) -> None:
-        """What every iteration would recompute is computed once, before the first."""
-        made = {b.name for b in kernel.outputs}
-        changing = {*self.rows, *self.carried}  # what an iteration is to write, whatever of
-        is_fixed = all(b.name in self.fixed for b in kernel.inputs) and not made & changing
-        if is_fixed:
-            self.fixed |= made
-            self.starts.append(kernel)
-        else:
-            order.add(kernel)
+    def add_kernels(self, kernels: Sequence[Kernel], order: Order, after: str | None) -> None:
+        """What every iteration would recompute is computed once, before the first.
+
+        Of several kernels that write a buffer all are, or none: zeros that an iteration adds to
+        must be written anew for the next, though nothing is read for them.
+        """
+        made = [{b.name for b in kernel.outputs} for kernel in kernels]
+        moving = {*self.rows, *self.carried}  # what an iteration is to write, whatever of
+        while True:
+            fixed, starts = set(self.fixed), set[int]()
+            for i, kernel in enumerate(kernels):
+                if all(b.name in fixed for b in kernel.inputs) and not made[i] & moving:
+                    fixed |= made[i]
+                    starts.add(i)
+            written = {name for i, names in enumerate(made) if i not in starts for name in names}
+            if written <= moving:
+                break
+            moving |= written
+        self.fixed = fixed
+        self.starts += [kernel for i, kernel in enumerate(kernels) if i in starts]
+        order.add(*(kernel for i, kernel in enumerate(kernels) if i not in starts))
 
     def map_kernels(self, value: TensorValue) -> list[Kernel]:
         """Each element on its own; elements of equal parts in one iteration, without guards."""

@@ -42,3 +42,35 @@ family(
         "matrix": ("td.scan(lambda h, v: (h * 0.5 + v.T @ v * 0.1, h.sum(0)), {2}, {0})[1]"),
     },
 )
+
+
+def chosen(choose: Chooser) -> Proposal | None:
+    """As `rows`, and m of the m rows for each step."""
+    found = rows(choose)
+    if found is None:
+        return None
+    length, count, _ = choose.shape(found.operands[0])
+    return proposal(*found.operands[:2], choose.integers((length, count), count))
+
+
+_GOING = "{1}, ({0}, {2})"
+family(
+    "scan_of_places",
+    chosen,
+    {
+        "added": (
+            "td.scan(lambda h, v: (h * 0.5 + td.segment_sum(v[0], v[1], {1}.shape[0]), h), "
+            f"{_GOING})[1]"
+        ),
+        "read": (
+            f"td.scan(lambda h, v: (h * 0.5 + td.take(td.tanh(h), v[1], 0) + v[0], h), {_GOING})[1]"
+        ),
+        "reversed": (
+            "td.scan(lambda h, v: (h * 0.5 + td.scatter_add(v[0], v[1], h * 0.1), h), "
+            f"{_GOING}, reverse=True)[1]"
+        ),
+        "sorted": (
+            f"td.scan(lambda h, v: (td.take(h * 0.5 + v[0], td.argsort(v[1]), 0), h), {_GOING})[1]"
+        ),
+    },
+)
