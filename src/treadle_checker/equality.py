@@ -300,11 +300,8 @@ def index_sizes(graph: Graph) -> dict[Value, int]:
     for position, node in reversed(list(enumerate(graph.nodes))):
         value, a = Value(position), node.attributes
         if node.op == "order":
-            found |= {
-                Value(position, k): a["length"]
-                for k, is_place in enumerate(a["places"])
-                if is_place
-            }
+            places = (k for k, is_place in enumerate(a["places"]) if is_place)
+            found |= {Value(position, k): a["length"] for k in places}
         elif node.op == "scatter_add":
             found[node.operands[1]] = a["size"]
         elif value in found and (node.op in ELEMENTWISE or is_view(node)):
