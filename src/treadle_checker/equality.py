@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,8 +28,7 @@ MOST_TRIES = 6  # of deeper cuts
 MOST_OPEN = 1200  # nodes between two values and the leaves of their graphs
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
+class Effort(NamedTuple):
     """How long may be looked, and at how much."""
 
     spent: int = 2**31  # operations, all comparisons together; one may take an eighth

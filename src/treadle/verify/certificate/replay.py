@@ -56,18 +56,18 @@ class _Graphs:
 
     def of(self, graph: Graph, name: str = "") -> Known:
         """Its values and lines are taken as they are: they look the same, and there are many."""
-        nodes = []
+        nodes, uses, every = list[Node](), self.uses, self.types
         for node in graph.nodes:
             use = node.op, node.attributes, operand_types(graph, node)
-            known = self.uses.get(use)
+            known = uses.get(use)
             if known is None:
-                known = self.uses[use] = self._use(*use)
-            types = self.types.get(node.types)
+                known = uses[use] = self._use(*use)
+            types = every.get(node.types)
             if types is None:
                 types = tuple(Type(t.dtype.name, t.shape) for t in node.types)
-                self.types[node.types] = types
+                every[node.types] = types
             op, attributes, key, order = known
-            operands: Any = tuple(ordered(node, order))
+            operands: Any = node.operands if order is None else tuple(ordered(node, order))
             line: Any = node.origin or ""
             nodes.append(Node(op, attributes, operands, types, line, key))
         outputs = tuple((o.kind.value, o.name, Value(*o.value)) for o in graph.outputs)
