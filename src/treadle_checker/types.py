@@ -68,7 +68,7 @@ class Graph:
     nodes: tuple[Node, ...]
     outputs: tuple[tuple[str, str, Value], ...]  # kind, name, value
     name: str = "graph"
-    digest: str = field(default="", compare=False)
+    digest: object = field(default="", compare=False)  # equal for equal graphs
 
     def type_of(self, value: Value) -> Type:
         return self.nodes[value.node].types[value.output]
