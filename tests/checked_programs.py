@@ -11,11 +11,10 @@ from typing import Any
 from kernel_mutants import mutants
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.program import Program
-from treadle.kernel.states import is_call
-from treadle.memory.plan import plan_buffers
+from treadle.memory.plan import BufferPlan, plan_buffers
 from treadle.schedule.schedule import Target
 from treadle.verify.certificate.graphs import Records
-from treadle.verify.certificate.programs import kernel_record, program_record
+from treadle.verify.certificate.programs import kernel_record, program_records
 from treadle_checker.bounds import check_bounds
 from treadle_checker.graph import read_graph
 from treadle_checker.kernel_checks import check_call
@@ -28,8 +27,7 @@ from treadle_checker.sites import Site, Walk
 def graphs_of(program: Program) -> dict[str, Any]:
     """The graphs that buffers hold values of, by scope, through JSON."""
     stored = Records()
-    graphs = ((scope, graph) for scope, graph in program.bindings.graphs if not is_call(scope))
-    names = {scope: stored.graph(graph) for scope, graph in graphs}
+    names = program_records(program, BufferPlan({}, {}, 0), stored)[1]
 
     def graph_of(name: str) -> Any:
         return read_graph(json.loads(stored.texts[name]), graph_of, name)
@@ -39,7 +37,8 @@ def graphs_of(program: Program) -> dict[str, Any]:
 
 def record_of(program: Program, target: Target) -> Any:
     """The record of a program, as JSON gives it back."""
-    return json.loads(json.dumps(program_record(program, plan_buffers(program, target))))
+    made, _ = program_records(program, plan_buffers(program, target), Records())
+    return json.loads(json.dumps(made))
 
 
 def rejects(program: Any, site: Site, kernel: Kernel) -> bool:
@@ -63,7 +62,6 @@ def _called(site: Site, kernel: Any) -> Site:
         kernel=kernel,
         before={names[n]: held for n, held in site.before.items()},
         after={names[n]: held for n, held in site.after.items()},
-        unfinished=frozenset(names[n] for n in site.unfinished),
         by_others={names[n]: count for n, count in (site.by_others or {}).items()},
     )
 

@@ -22,10 +22,11 @@ from treadle.verify.certificate.graphs import Records
 from treadle.verify.certificate.reads import ORDERS, is_read
 from treadle.verify.sampling import SAMPLES, Sample, sample_graph
 from treadle_checker.elements import Elements
-from treadle_checker.field import SAFE_PRIMES, Element, Field, same
+from treadle_checker.field import Element, Field, same
 from treadle_checker.gradient import check_gradient
 from treadle_checker.graph import SCHEMA, read_graph
 from treadle_checker.reading import Rejected
+from treadle_checker.residues import SAFE_PRIMES
 from treadle_checker.types import Graph, Value
 
 assert tables, every_sample  # they fill the tables

@@ -84,7 +84,7 @@ def other_rows(record: Any) -> None:
 
 def longer_sum(record: Any) -> None:
     """A gradient is said to be summed over a row more."""
-    chunk_bindings(record, ".2")[0][4][4][0][3] += 1
+    chunk_bindings(record, ".2")[0][4][4][0][2] += 1
 
 
 def held_later(record: Any) -> None:

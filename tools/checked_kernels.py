@@ -72,21 +72,19 @@ def scheduled(name: str, device: str, width: int) -> tuple[Any, Any]:
 
 def records(program: Any, plan: Any) -> tuple[Any, dict[str, Any]]:
     """What the checker reads: the program and the graphs of its scopes, through JSON."""
-    from treadle.kernel.states import is_call
     from treadle.verify.certificate.graphs import Records
-    from treadle.verify.certificate.programs import program_record
+    from treadle.verify.certificate.programs import program_records
     from treadle_checker.graph import read_graph
     from treadle_checker.program import read_program
 
     stored = Records()
-    graphs_of = [(scope, graph) for scope, graph in program.bindings.graphs if not is_call(scope)]
-    names = {scope: stored.graph(graph) for scope, graph in graphs_of}
+    record, names = program_records(program, plan, stored)
 
     def graph_of(name: str) -> Any:
         return read_graph(json.loads(stored.texts[name]), graph_of, name)
 
     graphs = {scope: graph_of(name) for scope, name in names.items()}
-    return read_program(json.loads(json.dumps(program_record(program, plan)))), graphs
+    return read_program(json.loads(json.dumps(record))), graphs
 
 
 def main() -> None:

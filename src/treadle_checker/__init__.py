@@ -1,10 +1,10 @@
 """A checker of Treadle's certificates that imports nothing of the compiler: NumPy and Python only.
 
 reading.py      bounded readers of what a file says
-field.py        the numbers that formulas are compared with; derivatives.py: forward mode
+field.py        the numbers that formulas are compared with; residues.py: their arithmetic
 index.py        sums of variables, quotients and remainders: where something is read or written
 types.py        what graphs are made of, and the types that ops give; graph.py: graphs from records
-elements.py     values of a graph at some elements, or at all
+elements.py     values of a graph at some elements, or at all; scans.py; derivatives.py: slopes
 equality.py     that two graphs are equal: congruence, and cones over the field
 gradient.py     forward mode against the gradients that a graph has
 program.py      programs from records; layouts.py: what their buffers hold

@@ -20,7 +20,7 @@ from treadle_checker.reading import NotEstablished, Rejected, Unreadable, need, 
 from treadle_checker.scopes import Scopes
 from treadle_checker.types import Graph, Value
 
-FORMAT, VERSION = "treadle certificate", 4
+FORMAT, VERSION = "treadle certificate", 5
 FIRST = "apply_precision"  # the stage that is given what was traced
 NOT_CLAIMED = (
     "rounding",
@@ -309,10 +309,8 @@ class _Checking:
             raise Rejected("it is signed with another key")
         known = f"by {key.hex()[:16]}…, a key that nobody vouches for"
         known = known if public_key is None else "by the key that was given"
-        self.report.signature = known if _is_verified(self.text, key, value) else _NO_PACKAGE
-
-
-_NO_PACKAGE = "not checked: the package cryptography is not installed"
+        missing = "not checked: the package cryptography is not installed"
+        self.report.signature = known if _is_verified(self.text, key, value) else missing
 
 
 def _check_body(scope: str, graphs: Mapping[str, Graph]) -> str:

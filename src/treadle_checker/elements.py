@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import reduce
 
 import numpy as np
 
 from treadle_checker import field as numbers
 from treadle_checker.field import Array, Element, Field, chosen, is_float, joined, plain
-from treadle_checker.index import Index
+from treadle_checker.index import Index, within
 from treadle_checker.reading import NotEstablished
+from treadle_checker.scans import Scan
 from treadle_checker.types import Graph, Literal, Node, Type, Value, is_view
 
 Source = Callable[[Array], Element]  # elements by flat index
+Given = Callable[[Value], Source | None]  # which values have a source of their own
 Shape = tuple[int, ...]
 Variables = dict[str, Array]
 MOST = 2**23  # elements of anything that is made at once
@@ -60,13 +63,15 @@ def _limited(count: int) -> int:
 
 
 class Elements:
-    """The values of one graph. `given` says which of them have a source of their own."""
+    """The values of one graph."""
 
-    def __init__(self, graph: Graph, field: Field, given: Callable[[Value], Source | None]):
+    def __init__(self, graph: Graph, field: Field, given: Given):
         self.graph, self.field, self.given = graph, field, given
         self.known: dict[Value, Element] = {}  # of all elements
         self.some: dict[tuple[Value, bytes], Element] = {}
         self.bodies: dict[int, Elements] = {}
+        self.lines: dict[int, tuple[Array, Element, Array]] = {}  # of orders, by their nodes
+        self.scans: dict[int, Scan] = {}
 
     def at(self, value: Value, at: Array) -> Element:
         self.field.spend(_limited(len(at)))
@@ -88,7 +93,7 @@ class Elements:
 
     def forget(self) -> None:
         """What is known; whoever gives elements may refer to this, so that it would stay."""
-        for known in (self.known, self.some, self.bodies):
+        for known in (self.known, self.some, self.bodies, self.lines, self.scans):
             known.clear()
 
     def table(self, value: Value, at: Array) -> Element:
@@ -117,7 +122,7 @@ class Elements:
             for v in self.graph.nodes[i].operands:
                 if last[v.node] == i:
                     self.known.pop(v, None)
-            self.some, self.bodies = {}, {}
+            self.some, self.bodies, self.lines = {}, {}, {}
         return [self.whole(v) for _, _, v in self.graph.outputs]
 
     def _made(self, value: Value, at: Array) -> Element:
@@ -134,7 +139,8 @@ class Elements:
             body = self._body(value.node, node)
             found = body.at(body.graph.outputs[value.output][2], at)
         elif node.op == "scan":
-            found = self._scan(value, node).map(lambda a: a[at])
+            scan = self.scans.setdefault(value.node, Scan(self, node))
+            found = scan.at(value.output, at)
         elif node.op in RULES:
             found = RULES[node.op](Use(self, node, at, value.output))
         else:
@@ -168,41 +174,6 @@ class Elements:
             self.bodies[at] = Elements(body, self.field, source)
         return self.bodies[at]
 
-    def _scan(self, value: Value, node: Node) -> Element:
-        """One iteration after another, of all elements of all results."""
-        a = node.attributes
-        body, constants, carries, length = a["body"], a["constants"], a["carries"], a["length"]
-        work = length * sum(t.size for n in body.nodes for t in n.types)
-        if work > 4 * MOST or length > 4096:
-            raise NotEstablished(f"a scan of {length} iterations and {work} elements")
-        given = [self.whole(v) for v in node.operands]
-        carried, stacked = given[constants : constants + carries], list[list[Element]]()
-        for i in range(length)[:: -1 if a["reverse"] else 1]:
-            slices = [_row(x, i, length) for x in given[constants + carries :]]
-            held = dict(zip(body.inputs, [*given[:constants], *carried, *slices], strict=True))
-            results = Elements(body, self.field, _held(held)).outputs()
-            carried = results[:carries]
-            stacked.append(results[carries:])
-        rows = zip(*stacked[:: -1 if a["reverse"] else 1], strict=True)
-        found = [*carried, *map(joined, rows)]
-        found += [plain(np.zeros(0, np.int64))] * (len(node.types) - len(found))
-        for k, x in enumerate(found):
-            if self.given(Value(value.node, k)) is None:  # else it has elements of its own
-                self.known[Value(value.node, k)] = x
-        return found[value.output]
-
-
-def _row(x: Element, i: int, length: int) -> Element:
-    return x.map(lambda a: a.reshape(length, -1)[i])
-
-
-def _held(inputs: dict[int, Element]) -> Callable[[Value], Source | None]:
-    def source(value: Value) -> Source | None:
-        held = inputs.get(value.node)
-        return None if held is None else lambda at: held.map(lambda a: a[at])
-
-    return source
-
 
 class Use:
     """A node at some of its elements, for the rules below."""
@@ -219,10 +190,14 @@ class Use:
     def number(self, value: float) -> Element:
         return self.field.number(value, self.dtype)
 
-    def read(self, k: int, variables: Variables) -> Element:
-        """An operand's elements where its address says, for arrays of variables."""
+    def read(self, k: int, variables: Variables, held: Array | None = None) -> Element:
+        """An operand's elements where its address says, for arrays of variables; others that are
+        read are as good where they are not held."""
         at = self.number_at(self.a["reads"][k].address, variables)
         at = np.clip(at, 0, max(0, self.types[k].size - 1))
+        if held is not None:
+            at, held = np.broadcast_arrays(at, held)
+            at = np.where(held, at, at[held][0])
         return self.on.table(self.node.operands[k], at)
 
     def number_at(self, index: Index, variables: Variables) -> Array:
@@ -231,29 +206,22 @@ class Use:
 
     def held(self, k: int, variables: Variables) -> Array:
         """Where an operand is read."""
-        held = np.ones((), bool)
-        for index, low, high in self.a["reads"][k].guards:
-            at = self.number_at(index, variables)
-            held = held & (low <= at) & (at < high)
-        return held
+        return within(self.a["reads"][k].guards, lambda index: self.number_at(index, variables))
 
     def operand(self, k: int, variables: Variables, otherwise: Element) -> Element:
         """What is read of an operand, or something else outside the bounds."""
         held = self.held(k, variables)
         if held.all():
             return self.read(k, variables)
-        return chosen(held, self.read(k, variables), otherwise) if held.any() else otherwise
+        return chosen(held, self.read(k, variables, held), otherwise) if held.any() else otherwise
 
     def term(self, variables: Variables) -> Element:
         """What a sum adds: the product of its operands."""
-        dtype, nothing = self.node.types[0].dtype, self.number(self.a["value"])
-        found: Element | None = None
+        dtype, nothing, factors = self.node.types[0].dtype, self.number(self.a["value"]), []
         for k, type_ in enumerate(self.types[: len(self.types) - self.a["indices"]]):
             x = self.operand(k, variables, nothing)
-            x = self.field.apply("cast", [x], [type_.dtype], dtype)
-            found = x if found is None else self.field.combined("mul", found, x, dtype)
-        assert found is not None
-        return found
+            factors.append(self.field.apply("cast", [x], [type_.dtype], dtype))
+        return reduce(lambda x, y: self.field.combined("mul", x, y, dtype), factors)
 
     def lines(self, k: int) -> tuple[Variables, Array]:
         """Different lines of an operand, by their variables, and which one each element needs."""
@@ -314,33 +282,44 @@ def _reduced(use: Use) -> Element:
 def _ordered(use: Use) -> Element:
     """The first elements of lines in order, and their places; a line's are a step apart."""
     step, length, asked = use.a["step"], use.a["length"], use.a["asked"]
-    _limited(length * use.count)
-    first = use.at // (step * asked) * (step * length) + use.at % step
-    lines = use.on.table(use.node.operands[0], first + step * np.arange(length)[:, None])
-    order = use.field.order(lines, use.dtype) * (-1 if use.a["descending"] else 1)
-    place = (use.at // step % asked)[None, :]
-    found = np.take_along_axis(np.argsort(order, axis=0, kind="stable"), place, 0)
+    line, place = use.at // (step * asked) * step + use.at % step, use.at // step % asked
+    none = np.zeros(0, np.int64)
+    lines, given, found = use.on.lines.get(id(use.node), (none, plain(none), none))
+    wanted = _distinct(line, math.prod(use.shape) // asked)[0]
+    if not np.isin(wanted, lines).all():  # those that were sorted are kept
+        lines = np.union1d(lines, wanted)
+        _limited(length * len(lines))
+        first = lines // step * (step * length) + lines % step
+        given = use.on.table(use.node.operands[0], first + step * np.arange(length)[:, None])
+        order = use.field.order(given, use.dtype) * (-1 if use.a["descending"] else 1)
+        found = np.argsort(order, axis=0, kind="stable")[:asked]
+        use.on.lines[id(use.node)] = lines, given, found
+    which = np.searchsorted(lines, line)
+    chosen_places = found[place, which]
     if use.a["places"][use.output]:
-        return plain(found[0].astype(np.int32))
-    return lines.map(lambda a: np.take_along_axis(a, found, 0)[0])
+        return plain(chosen_places.astype(np.int32))
+    return given.map(lambda a: a[chosen_places, which])
 
 
 def _scatter_add(use: Use) -> Element:
     """The sum of the updates whose index is the element's: pairs of both, found by sorting."""
     axis, batch, size, index = use.a["axis"], use.a["batch"], use.a["size"], use.index
     places = use.types[1].shape
-    spots = unravel(np.arange(_limited(math.prod(places))), places)
-    wanted = use.on.whole(use.node.operands[1]).p.astype(np.int64)
+    each, batches = math.prod(places[batch:]), places[:batch]
+    own = ravel(index[:batch], batches, use.count)
+    groups, which = _distinct(own, math.prod(batches))
+    _limited(len(groups) * each)
+    spots = (groups[:, None] * each + np.arange(each)).reshape(-1)
+    wanted = use.on.at(use.node.operands[1], spots).p.astype(np.int64)
     inside = (wanted >= 0) & (wanted < size)
-    groups = (*places[:batch], size)
-    keys = np.where(inside, ravel([*spots[:batch], wanted], groups, len(wanted)), -1)
+    keys = np.where(inside, np.repeat(np.arange(len(groups)) * size, each) + wanted, -1)
     order = np.argsort(keys, kind="stable")
-    own = ravel([*index[:batch], index[axis]], groups, use.count)
+    own = which * size + index[axis]
     first, last = (np.searchsorted(keys[order], own, side) for side in ("left", "right"))
     count = _limited(int((last - first).sum()))
     element = np.repeat(np.arange(use.count), last - first)
     spot = np.arange(count) - np.repeat(np.cumsum(last - first) - last, last - first)
-    chosen_spots = [s[order[spot]] for s in spots[batch:]]
+    chosen_spots = unravel(spots[order[spot]], places)[batch:]
     inner = [i[element] for i in index]
     update = ravel([*inner[:axis], *chosen_spots, *inner[axis + 1 :]], use.types[0].shape, count)
     terms = use.on.at(use.node.operands[0], update)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,8 +28,7 @@ MOST_TRIES = 6  # of deeper cuts
 MOST_OPEN = 1200  # nodes between two values and the leaves of their graphs
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
+class Effort(NamedTuple):
     """How long may be looked, and at how much."""
 
     spent: int = 2**31  # operations, all comparisons together; one may take an eighth
@@ -61,7 +61,7 @@ class Equality:
         self.made: list[tuple[Node, int]] = []  # what a class is an output of
         self.operands: list[tuple[int, ...]] = []  # the classes that it reads
         self.known: dict[FormKey, int] = {}
-        self.judged: dict[tuple[str, str], bool | None] = {}
+        self.judged: dict[tuple[object, object], bool | None] = {}
         self.refuted: dict[int, str] = {}  # lines of values that no value after is equal to
         self.outcome = Outcome()
         self.spent = 0
@@ -236,13 +236,12 @@ class _Side:
 
     def cone(self, order: set[int]) -> Graph:
         """The nodes inside as a graph, inputs for the leaves of both sides in one order; its digest
-        is its text."""
+        is what it is made of."""
         nodes: list[Node] = []
         places: dict[int, Value] = {}
         for k, c in enumerate(sorted(order)):
             type_ = self.of._type(c)
-            leaf = {"name": str(k), "type": type_}
-            nodes.append(Node("input", leaf, (), (type_,), "", f"input {type_}"))
+            nodes.append(Node("input", {"name": str(k)}, (), (type_,), "", "input"))
             places[c] = Value(k)
         stack = [self.root]
         made: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -256,11 +255,12 @@ class _Side:
             node, output = self.of.made[c]
             at = made.setdefault((id(node), children), len(nodes))
             if at == len(nodes):
-                nodes.append(node._replace(operands=tuple(places[x] for x in children), line=""))
+                operands = tuple([places[x] for x in children])
+                nodes.append(Node(node.op, node.attributes, operands, node.types, "", node.key))
             places[c] = Value(at, output)
-        text = "\n".join(f"{n.key} {[tuple(v) for v in n.operands]} {n.types[0]}" for n in nodes)
         root = places[self.root]
-        return Graph(tuple(nodes), (("result", "0", root),), "cone", f"{text}\n{tuple(root)}")
+        form = root, *((n.key, n.operands, n.types[0]) for n in nodes)
+        return Graph(tuple(nodes), (("result", "0", root),), "cone", form)
 
 
 _LOGS = frozenset(["log"])
@@ -300,11 +300,8 @@ def index_sizes(graph: Graph) -> dict[Value, int]:
     for position, node in reversed(list(enumerate(graph.nodes))):
         value, a = Value(position), node.attributes
         if node.op == "order":
-            found |= {
-                Value(position, k): a["length"]
-                for k, is_place in enumerate(a["places"])
-                if is_place
-            }
+            places = (k for k, is_place in enumerate(a["places"]) if is_place)
+            found |= {Value(position, k): a["length"] for k in places}
         elif node.op == "scatter_add":
             found[node.operands[1]] = a["size"]
         elif value in found and (node.op in ELEMENTWISE or is_view(node)):

@@ -11,32 +11,26 @@ beside the residues. Integers are integers.
 
 from __future__ import annotations
 
-import hashlib
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from treadle_checker.derivatives import PARTIALS, SHARDS, slope_of
+from treadle_checker.derivatives import PARTIALS, slope_of
 from treadle_checker.reading import NotEstablished, Rejected
+from treadle_checker.residues import LANE, SAFE_PRIMES, Lane, Number, mix, text_key
 
 Array = Any  # numpy.ndarray
-Number = bool | int | float | Fraction
 
 # Bits by name; kinds are what the names begin with.
 DTYPES = {
     "float64": 64, "float32": 32, "bfloat16": 16, "float16": 16, "float8_e4m3": 8, "float8_e5m2": 8,
     "int64": 64, "int32": 32, "uint32": 32, "int8": 8, "uint8": 8, "bool": 1,
 }  # fmt: skip
-# p and (p − 1) / 2 are prime; a test checks that they are.
-SAFE_PRIMES = (2147483579, 2147483123, 2147482763, 2147481563)
-GENERATOR = 4  # a square other than 1, so of order q
 MOST = 2**31  # operations of one comparison
-MOST_LOGARITHMS = 2**14  # at once: each takes a thousand steps
 FAR = 2**62  # beyond every residue: where infinities stand in the order
 NONE = np.zeros((), np.int64)
 
@@ -120,93 +114,6 @@ def same(a: Element, b: Element) -> bool:
     return bool(((a.p == b.p) | (first != 0)).all() or (by_q | (first != 0)).all())
 
 
-class Lane:
-    """Arithmetic modulo one prime below 2³¹, in int64."""
-
-    def __init__(self, modulus: int, key: int):
-        self.modulus, self.key = modulus, key
-
-    def power(self, x: Array, exponent: int) -> Array:
-        """Bit by bit, the highest first."""
-        found = np.ones_like(x)
-        for bit in f"{exponent:b}":
-            found = found * found % self.modulus
-            if bit == "1":
-                found = found * x % self.modulus
-        return found
-
-    def inverse(self, x: Array) -> Array:
-        """1 / x, and 0 for 0."""
-        return self.power(x, self.modulus - 2)
-
-    def number(self, value: Number) -> int:
-        """A finite number is a quotient of whole ones; others are keyed by their names."""
-        if value in (math.inf, -math.inf) or value != value:
-            return int(self.function(f"number {value}", np.zeros(1, np.int64))[0])
-        above, below = value.as_integer_ratio()
-        return above * pow(below, self.modulus - 2, self.modulus) % self.modulus
-
-    def function(self, name: str, *operands: Array) -> Array:
-        """A keyed function without laws."""
-        state: Array = np.array(text_key(name) ^ self.key, np.uint64)
-        for x in operands:
-            state = mix(mix(x.astype(np.uint64)) ^ state)
-        return (state % np.uint64(self.modulus)).astype(np.int64)
-
-    def below(self, x: Array, y: Array) -> Array:
-        """x < y as an element of x − y: s for d and 1 − s for −d."""
-        d, opposite = (x - y) % self.modulus, (y - x) % self.modulus
-        keyed = self.function("lt", np.minimum(d, opposite))
-        return np.where(d == 0, 0, np.where(d < opposite, keyed, (1 - keyed) % self.modulus))
-
-    def choice(self, condition: Array, x: Array, y: Array) -> Array:
-        return (y + condition * ((x - y) % self.modulus)) % self.modulus
-
-    def sign_of(self, x: Array) -> Array:
-        return np.where(x == 0, 0, (1 - 2 * self.below(x, np.zeros_like(x))) % self.modulus)
-
-    def matmul(self, x: Array, y: Array) -> Array:
-        """Exact products of matrices: 16-bit halves as float64, so that BLAS does the work."""
-        if x.shape[-1] > 2**20:
-            raise Rejected("a product sums more than 2^20 terms at once")
-        (low_x, high_x), (low_y, high_y) = (
-            ((a & 0xFFFF).astype(np.float64), (a >> 16).astype(np.float64)) for a in (x, y)
-        )
-
-        def product(a: Array, b: Array) -> Array:
-            return np.matmul(a, b).astype(np.int64) % self.modulus
-
-        middle = product(low_x, high_y) + product(high_x, low_y)
-        high = (product(high_x, high_y) * 2**16 + middle) % self.modulus
-        return (high * 2**16 + product(low_x, low_y)) % self.modulus
-
-
-# What ops do to residues of one lane. exp and log of the lane that has no law for them are keyed.
-_LANE: dict[str, Callable[..., Array]] = {
-    "add": lambda f, x, y: (x + y) % f.modulus,
-    "sub": lambda f, x, y: (x - y) % f.modulus,
-    "neg": lambda f, x: -x % f.modulus,
-    "mul": lambda f, x, y: x * y % f.modulus,
-    "div": lambda f, x, y: x * f.inverse(y) % f.modulus,
-    "rsqrt": lambda f, x: f.inverse(f.function("sqrt", x)),
-    "mod": lambda f, x, y: (x - f.function("floordiv", x, y) * y) % f.modulus,
-    "eq": lambda f, x, y: (x == y).astype(np.int64),
-    "lt": Lane.below,
-    "le": lambda f, x, y: (1 - f.below(y, x)) % f.modulus,
-    "where": Lane.choice,
-    "sign": Lane.sign_of,
-    "abs": lambda f, x: x * f.sign_of(x) % f.modulus,
-    "max": lambda f, x, y: f.choice(f.below(x, y), y, x),
-    "min": lambda f, x, y: f.choice(f.below(x, y), x, y),
-    "not": lambda f, x: (1 - x) % f.modulus,
-    "and": lambda f, x, y: x * y % f.modulus,
-    "or": lambda f, x, y: (x + y - x * y % f.modulus) % f.modulus,
-    "xor": lambda f, x, y: (x + y - 2 * (x * y % f.modulus)) % f.modulus,
-    "shard_sum": lambda f, x: x * SHARDS % f.modulus,
-}
-for _name in "exp log sqrt sin cos tanh erf floor pow atan2 floordiv".split():
-    _LANE[_name] = lambda f, *xs, _name=_name: f.function(_name, *xs)
-
 _INTEGER: dict[str, Callable[..., Array]] = {
     "neg": np.negative, "abs": np.abs, "sign": np.sign, "not": np.invert, "add": np.add,
     "sub": np.subtract, "mul": np.multiply, "floordiv": np.floor_divide, "mod": np.mod,
@@ -215,7 +122,7 @@ _INTEGER: dict[str, Callable[..., Array]] = {
 }  # fmt: skip
 _PIECES = frozenset(["lt", "le", "max", "min", "abs", "sign", "floor", "floordiv", "mod"])
 _KNOW_INFINITIES = frozenset("add sub neg mul div exp max min where eq lt le".split())
-ELEMENTWISE = frozenset([*_LANE, "cast", "stop_gradient"])
+ELEMENTWISE = frozenset([*LANE, "cast", "stop_gradient"])
 
 
 class Field:
@@ -255,6 +162,14 @@ class Field:
         value = bool(value) if dtype == "bool" else value
         q, p = (np.array(f.number(value), np.int64) for f in (self.q, self.p))
         return Element(q, p, None, infinite)
+
+    def nothing(self, op: str, dtype: str) -> Element:
+        """What an accumulator begins with."""
+        value = {"add": 0, "mul": 1, "max": -math.inf, "min": math.inf}[op]
+        if math.isinf(value) and not is_residue(dtype):
+            ends = np.iinfo(numpy_of(dtype))
+            value = int(ends.min if op == "max" else ends.max)
+        return self.number(value, dtype)
 
     def array(self, array: Array, dtype: str) -> Element:
         """Floats or integers exactly."""
@@ -307,7 +222,7 @@ class Field:
                 return plain(np.asarray(found).astype(numpy_of(dtype)))
             if op == "where" and not is_residue(dtype):  # a generic flag's last bit
                 return plain(np.where(xs[0].p & 1 == 1, xs[1].p, xs[2].p))
-            if op not in _LANE:
+            if op not in LANE:
                 raise Rejected(f"{op} is not an elementwise op")
             if self.ordered and is_float(given[0]) and op in ("lt", "le", "eq", "max", "min"):
                 return self._ordered(op, *xs)
@@ -321,12 +236,12 @@ class Field:
             return self._generic_equality(*xs)
         sign = None
         if op == "exp":
-            q, p = self.q.function("exp", xs[0].q), self._exponential(xs[0])
+            q, p = self.q.function("exp", xs[0].q), self.p.exponential(xs[0].q, xs[0].sign)
         elif op == "log" and self.has_logs:
-            q, sign = logarithm(self.p, xs[0].p)
+            q, sign = self.p.logarithm(xs[0].p)
             p = self.p.function("log", xs[0].p)
         else:
-            q, p = (_LANE[op](*arguments) for arguments in self.lanes(*xs))
+            q, p = (LANE[op](*arguments) for arguments in self.lanes(*xs))
         if op in ("add", "sub", "neg") and any(x.sign is not None for x in xs):
             sign = sum((_or_zero(x.sign) for x in xs), np.zeros(p.shape, np.int64)) & 1
         if op == "where" and any(x.sign is not None for x in xs[1:]):
@@ -341,11 +256,6 @@ class Field:
             apart = np.minimum((a - b) % f.modulus, (b - a) % f.modulus)
             lanes.append(np.where(apart == 0, 1, f.function("eq", apart)))
         return Element(lanes[0], lanes[1], pieces=True)
-
-    def _exponential(self, x: Element) -> Array:
-        low, high = _generator_powers(self.p.modulus)
-        found = low[x.q & 0xFFFF] * high[x.q >> 16] % self.p.modulus
-        return found if x.sign is None else np.where(x.sign == 1, -found % self.p.modulus, found)
 
     def _ordered(self, op: str, x: Element, y: Element) -> Element:
         """Comparisons that are decided by the order."""
@@ -415,9 +325,9 @@ class Field:
         if op == "add":
             return self._total(x, dtype)
         while (n := len(x.p)) > 1:  # pairs are multiplied
-            first, second = x.map(_rows(0, n // 2)), x.map(_rows(n // 2, n // 2 * 2))
-            both = self.combined(op, first, second, dtype)
-            x = both if n % 2 == 0 else joined([both, x.map(_rows(n - 1, n))])
+            parts = [slice(0, n // 2), slice(n // 2, n // 2 * 2), slice(n // 2 * 2, n)]
+            first, second, rest = (x.map(operator.itemgetter(part)) for part in parts)
+            x = joined([self.combined(op, first, second, dtype), rest])
         return x.map(lambda a: a[0])
 
     def _total(self, x: Element, dtype: str) -> Element:
@@ -449,19 +359,12 @@ class Field:
         """Products of matrices of floats, without infinities."""
         self.spend(x.p.size * y.p.shape[-1] // 16)
         q, p = (f.matmul(a, b) for f, a, b in self.lanes(x, y))
-        sides = ((x.slope, y), (x, y.slope))
-        slopes = [self.matmul(_flat(a), _flat(b)) for a, b in sides if a and b]
+        first, second = (replace(side, slope=None) for side in (x, y))
+        sides = ((x.slope, second), (first, y.slope))
+        slopes = [self.matmul(a, b) for a, b in sides if a and b]
         slope = self.apply("add", slopes, ["float32"] * 2, "float32") if len(slopes) > 1 else None
-        slope = slopes[0] if len(slopes) == 1 else slope
+        slope = slope or next(iter(slopes), None)
         return Element(q, p, None, None, x.pieces or y.pieces, slope)
-
-
-def _rows(first: int, stop: int) -> Callable[[Array], Array]:
-    return lambda a: a[first:stop]
-
-
-def _flat(x: Element) -> Element:
-    return replace(x, slope=None)
 
 
 def _integers_of(bits: Array, dtype: str, most: int) -> Array:
@@ -471,73 +374,3 @@ def _integers_of(bits: Array, dtype: str, most: int) -> Array:
     edges = np.array([0, -100, 1, -1, -high, high - 1, high] if signed else [0, 1, high - 1])
     rest = np.where(bits % 4 == 1, bits // 16 % 4, bits // 16 % high)
     return np.where(bits % 4 >= 2, edges[bits // 4 % len(edges)], rest)
-
-
-# Exponentials and logarithms.
-
-
-def _powers(base: int, count: int, modulus: int) -> Array:
-    powers = np.ones(1, np.int64)
-    while len(powers) < count:
-        powers = np.concatenate([powers, powers * pow(base, len(powers), modulus) % modulus])
-    return powers
-
-
-@lru_cache(maxsize=len(SAFE_PRIMES))
-def _generator_powers(modulus: int) -> tuple[Array, Array]:
-    """g^i for the low and g^(i · 2¹⁶) for the high half of an exponent's bits."""
-    high = pow(GENERATOR, 2**16, modulus)
-    return _powers(GENERATOR, 2**16, modulus), _powers(high, 2**15, modulus)
-
-
-STRIDE = 2**10  # between the exponents of the table by which logarithms are found
-
-
-@lru_cache(maxsize=2)
-def _strided_powers(modulus: int) -> tuple[Array, Array]:
-    """g^(STRIDE · i) for all i below 2²⁰, sorted, and each one's i."""
-    powers = _powers(pow(GENERATOR, STRIDE, modulus), 2**20, modulus)
-    order = np.argsort(powers)
-    return powers[order], order
-
-
-def logarithm(lane: Lane, values: Array) -> tuple[Array, Array]:
-    """x modulo q and s with (−1)^s · g^x = value; 0 for 0.
-
-    Powers of g are the squares, and −1 is none, so that one of ±value is a power. Multiplied by g
-    often enough, less than STRIDE times, it has an exponent that is a multiple of STRIDE.
-    """
-    modulus, q = lane.modulus, (lane.modulus - 1) // 2
-    unique, places = np.unique(values.reshape(-1), return_inverse=True)
-    if len(unique) > MOST_LOGARITHMS:
-        raise NotEstablished(f"{len(unique)} logarithms")
-    table, multiples = _strided_powers(modulus)
-    is_negative = lane.power(unique, q) == modulus - 1
-    power = np.where(is_negative, modulus - unique, unique)
-    exponents, open_ = np.zeros(len(unique), np.int64), np.flatnonzero(unique)
-    for factors in range(STRIDE):
-        at = np.searchsorted(table, power[open_]).clip(0, len(table) - 1)
-        hit = table[at] == power[open_]
-        exponents[open_[hit]] = (multiples[at[hit]] * STRIDE - factors) % q
-        open_ = open_[~hit]
-        power[open_] = power[open_] * GENERATOR % modulus
-        if not len(open_):
-            break
-    signs = is_negative.astype(np.int64)
-    return exponents[places].reshape(values.shape), signs[places].reshape(values.shape)
-
-
-# Keys.
-
-
-def mix(x: Array) -> Array:
-    """A bijection of 64-bit words that looks random (the finaliser of SplitMix64)."""
-    with np.errstate(over="ignore"):
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))
-
-
-@lru_cache(maxsize=4096)
-def text_key(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")

@@ -26,24 +26,13 @@ from typing import Any
 import numpy as np
 
 from treadle_checker import reading
-from treadle_checker.field import DTYPES, is_float
-from treadle_checker.index import read_index
+from treadle_checker.field import DTYPES, ELEMENTWISE, is_float
+from treadle_checker.index import read_guard, read_index
 from treadle_checker.reading import Reader, Rejected, Unreadable, among, integer, need, several
-from treadle_checker.types import (
-    ELEMENTWISE,
-    LEAVES,
-    Graph,
-    Literal,
-    Node,
-    Read,
-    Type,
-    Value,
-    infer,
-)
+from treadle_checker.types import LEAVES, Graph, Literal, Node, Read, Type, Value, infer
 
 MOST_NODES = 2**18
 KINDS = ("result", "gradient", "capture", "metric", "weight", "update", "print")
-
 
 read_dtype = among(DTYPES)
 _name, _int, _flag = reading.text(), integer(-(2**31), 2**40), reading.flag
@@ -91,20 +80,19 @@ def _literal(given: Any) -> Any:
     return Literal(array, type_)
 
 
-_guard = reading.row(reading.pair, read_index, _int, _int)
 # How attributes are read, by their names; "body" and "backward" are graphs of the file.
 ATTRIBUTES: dict[str, Reader] = {
     **dict.fromkeys("shape over".split(), _ints),
     **dict.fromkeys("axis batch size site blocks constants carries length".split(), _int),
     **dict.fromkeys("indices step asked".split(), _int),
     **dict.fromkeys("reverse descending recompute".split(), _flag),
-    "reads": several(reading.row(Read, several(_guard, 100), read_index), 10_000),
+    "reads": several(reading.row(Read, several(read_guard, 100), read_index), 10_000),
     "name": _name, "type": read_type, "dtype": read_dtype, "value": _literal,
     "places": several(_flag, 2),
 }  # fmt: skip
 # The attributes of every op that a graph may have; an op that is not here is refused.
 _ATTRIBUTES_OF = {
-    " ".join([*ELEMENTWISE, "where"]): "",
+    " ".join(ELEMENTWISE): "",
     "input parameter state": "name type",
     "constant": "value type",
     "iota": "axis shape dtype",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,19 @@ class Index:
             if isinstance(atom, Atom):
                 found |= {atom.of: atom.size} if isinstance(atom.of, str) else atom.of.data
         return found
+
+
+Guard = tuple[Index, int, int]  # an index, the lowest that it may be, and what it is below
+read_guard = reading.row(reading.pair, lambda given: read_index(given), _signed, _signed)
+
+
+def within(guards: Iterable[Guard], number: Callable[[Index], Array]) -> Array:
+    """Where all guards hold, by the numbers that their indices are."""
+    held = np.ones((), bool)
+    for index, low, high in guards:
+        at = number(index)
+        held = held & (low <= at) & (at < high)
+    return held
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -20,19 +21,18 @@ from treadle_checker import layouts
 from treadle_checker.bounds import check_bounds, reads_what_it_writes, stored_elements
 from treadle_checker.elements import Elements, Source, Use, unravel
 from treadle_checker.equality import index_sizes
-from treadle_checker.field import Array, Element, Field, chosen, is_float, plain, same
+from treadle_checker.field import Array, Element, Field, chosen, is_float, same
 from treadle_checker.machine import Machine, Memory, undefined
-from treadle_checker.memory import check_memory, is_aliased
-from treadle_checker.program import Call, Kernel, Layout, Program, Whole, Work
+from treadle_checker.memory import check_memory
+from treadle_checker.program import Kernel, Layout, Program, Whole, Work
 from treadle_checker.races import check_races
 from treadle_checker.reading import UNEXPECTED, NotEstablished, Rejected
 from treadle_checker.sites import Site, Walk, nodes_between
 from treadle_checker.states import Held
-from treadle_checker.types import LEAVES, Graph, Node, Value, bodies_of, is_view
+from treadle_checker.types import LEAVES, Graph, Node, Value, is_view
 
 COMPARED = 14  # elements of each buffer, beside those at its ends
 CHEAP, MORE = 2**17, 4  # elements up to which a kernel is compared several times
-WHOLE = 2**20  # elements that a kernel may fill before another adds to them
 TERMS = 2**20  # of partial sums that are looked at together
 INTEGERS = 50  # integers are below it where no axis says more
 
@@ -80,21 +80,18 @@ def _named(kernel: Kernel, lines: tuple[str, ...] = ()) -> Iterator[None]:
     where = f"kernel {kernel.name}" + (f" [{lines[0]}]" if lines else "")
     try:
         yield
+    except RecursionError as deep:
+        raise NotEstablished("its part of the graph is too deep") from deep
     except Rejected as wrong:
         raise Rejected(f"{where}: {wrong}") from wrong
     except UNEXPECTED as wrong:
         raise Rejected(f"{where} cannot be run: {type(wrong).__name__} {wrong}") from wrong
 
 
-# One claim
-
-
 def check_call(program: Program, site: Site, effort: int) -> Claim:
     told = "computes its part of the graph"
     try:
         with _named(site.kernel, site.call.lines), np.errstate(all="ignore"):
-            if is_aliased(program, site.call):
-                raise Rejected("one buffer is two of its arguments, and written")
             trials, done, evidence = effort, 0, ""
             while done < trials:
                 looked_at, work = _compared(program, site, done)
@@ -107,23 +104,17 @@ def check_call(program: Program, site: Site, effort: int) -> Claim:
                 raise NotEstablished(f"calls that fill {site.meets} may store the same element")
         condition = "iterations that did not run are like those that did"
         return Claim(told, site.kernel.name, f"{evidence}; {done} times", condition)
-    except NotEstablished as reason:
-        return Claim(told, site.kernel.name, reason=str(reason))
-    except MemoryError:
-        return Claim(told, site.kernel.name, reason="there is not enough memory")
+    except (NotEstablished, MemoryError) as reason:
+        return Claim(told, site.kernel.name, reason=str(reason) or "there is not enough memory")
 
 
 def _compared(program: Program, site: Site, trial: int) -> tuple[str, int]:
-    """Without the laws of logarithms, and with them where there are some and it needs them."""
-    between = [site.graph.nodes[i] for i in nodes_between(site)]
-    ordered = any(node.op == "order" for node in between)
-    has_logs = any("log" in {node.op}.union(*(b.ops for b in bodies_of(node))) for node in between)
-    if has_logs:
-        try:
-            return _Comparison(program, site, Field(trial, ordered, False), trial).compare()
-        except Rejected:
-            pass
-    return _Comparison(program, site, Field(trial, ordered, has_logs), trial).compare()
+    """Without the laws of logarithms, and with them if it needs them."""
+    ordered = any(site.graph.nodes[i].op == "order" for i in nodes_between(site))
+    try:
+        return _Comparison(program, site, Field(trial, ordered, False), trial).compare()
+    except Rejected:
+        return _Comparison(program, site, Field(trial, ordered, True), trial).compare()
 
 
 class _Comparison:
@@ -146,30 +137,26 @@ class _Comparison:
             elif is_part and is_read:
                 self.sums[own] = held
             elif is_read or own not in self.outputs:
-                if held.of:
-                    for value in held.of:
-                        self._cut((value,))
-                else:
-                    self._cut(held.values)
+                self._cut(held)
         self.on = Elements(self.graph, field, self._given)
 
-    def _cut(self, equal: tuple[Value, ...]) -> None:
-        """Values that are the same are generic, in one way."""
-        bases = [base_of(self.graph, v) for v in equal]
-        for base in bases:
+    def _cut(self, held: Held) -> None:
+        """What is given is generic, in one way where values are the same."""
+        first: dict[int, Value] = {}
+        for value, number in held.given.items():
+            base = base_of(self.graph, value)
+            first.setdefault(number, base)
             for cut in cuts_of(self.graph, base):
-                self.cuts.setdefault(cut, bases[0] if cut == base else cut)
+                self.cuts.setdefault(cut, first[number] if cut == base else cut)
 
     def compare(self) -> tuple[str, int]:
         """What was looked at, and how much was computed."""
         self._check_counts()
         memory = self._memory()
-        for other in self.site.earlier:
-            self._run_before(other, memory)
         machine = Machine(self.site.kernel, memory, self.field, self.trial)
         machine.run()
         compared = 0
-        for own in sorted(self.outputs - self.site.unfinished):
+        for own in sorted(self.outputs):
             written, held = memory[own].written_at(), self.site.after[own]
             if not len(written):
                 raise Rejected(f"{held.buffer} is not written")
@@ -185,11 +172,14 @@ class _Comparison:
         stored = stored_elements(self.site.kernel) + Counter(self.site.by_others)
         for own in self.outputs:
             held, before = self.site.after[own], self.site.before.get(own)
-            is_other = before is not None and before is not held
-            kept = self.graph.made_of([before.value.node]) if before and is_other else set()
-            # What is made of what was there may leave some of it.
-            if held.value.node in kept or isinstance(held.content, Work):
+            if isinstance(held.content, Work):
                 continue
+            if before is not None and before is not held:
+                # What is made of what was there, or added to a number, may leave some of it.
+                is_number = self.graph.nodes[before.value.node].op == "constant"
+                adds = is_number and reads_what_it_writes(self.site.kernel, own)
+                if adds or held.value.node in self.graph.made_of([before.value.node]):
+                    continue
             wanted = math.prod(extent for _, extent in self._layout(held).variables)
             if stored[own] < wanted:
                 raise Rejected(f"{stored[own]} of {wanted} elements of {held.buffer} are stored")
@@ -210,28 +200,6 @@ class _Comparison:
             found[own] = Memory(dtype, shifted, not is_held, not is_output)
         return found
 
-    def _run_before(self, other: Call, memory: dict[str, Memory]) -> None:
-        """A kernel that fills what this one adds to: all of it, or if that is too much, some, all
-        of which must be one number."""
-        kernel = self.program.kernels[other.kernel]
-        names = [name for name, _ in other.arguments]
-        own = {name: memory[b] for b, (name, _) in self.site.names.items()}
-        if kernel.inputs or any(name not in own for name in names):
-            raise NotEstablished(f"{kernel.name} writes the same buffer before it")
-        found = {b.name: own[name] for b, name in zip(kernel.buffers, names, strict=True)}
-        machine, stored = Machine(kernel, found, self.field), stored_elements(kernel)
-        machine.all_iterations = sum(b.size for b in kernel.outputs) <= WHOLE
-        machine.run()
-        for b in kernel.outputs:
-            filled = found[b.name]
-            if not machine.all_iterations:
-                some = filled.load(filled.written_at())
-                first = some.map(lambda a: a[:1])
-                if stored[b.name] < b.size or not same(some, first):
-                    raise NotEstablished(f"{kernel.name} fills a buffer that is too large")
-                filled.fill(first)
-            filled.written[:], filled.is_undefined = False, False
-
     def _layout(self, binding: Held) -> Layout:
         if isinstance(binding.content, Work):
             told = f"{binding.buffer} holds numbers on the way: {binding.content.purpose}"
@@ -242,7 +210,7 @@ class _Comparison:
         layout, name = self._layout(binding), binding.buffer
         if layout.op:
             return lambda at: self.field.keyed(f"parts {name}", dtype, at)
-        value, type_ = self._elements_of(binding.value), self.graph.type_of(binding.value)
+        value, type_ = partial(self.on.at, binding.value), self.graph.type_of(binding.value)
         if binding.content == Whole():
             return lambda at: value(np.minimum(at, max(0, type_.size - 1)))
         zero = self.field.number(0, dtype)
@@ -253,20 +221,6 @@ class _Comparison:
             return chosen(found.is_there, held, otherwise(at))
 
         return source
-
-    def _elements_of(self, value: Value) -> Source:
-        """By flat index: of what a value is a view of, moved. An index is moved as a number, so
-        that nothing of the size of a buffer is kept."""
-        base = base_of(self.graph, value)
-        source = self._given(base) or (lambda at: self.on.at(base, at))
-        if base == value:
-            return source
-
-        def moved(at: Array) -> Element:
-            on = Elements(self.graph, self.field, lambda v: plain if v == base else None)
-            return source(on.at(value, at).p)
-
-        return moved
 
     def _given(self, value: Value) -> Source | None:
         """What is generic: a cut's elements, and leaves'."""
@@ -298,7 +252,7 @@ class _Comparison:
         name, offset = self.site.names[own]
         rng = np.random.default_rng([self.trial, len(written)])
         found = [written[0], written[-1], *written[rng.integers(0, len(written), COMPARED)]]
-        if self.site.earlier or not (self.site.by_others or {}).get(own):
+        if not (self.site.by_others or {}).get(own):
             last = (at - offset for at in layouts.last_addresses(layout))
             found += [min(at, self.program.buffers[name].size - 1) for at in last]
         if not layout.op:
@@ -320,8 +274,8 @@ class _Comparison:
 
     def _check_parts(self, own: str, held: Held, layout: Layout, memory: Memory, at: Array) -> None:
         terms = math.prod(extent for _, extent in layout.summed)
-        if terms > TERMS or layout.op == "spread":
-            raise NotEstablished(f"each part is of {terms} terms, or of a variance")
+        if terms > TERMS:
+            raise NotEstablished(f"each part is of {terms} terms")
         at = at[np.linspace(0, len(at) - 1, min(len(at), max(3, 4 * TERMS // terms))).astype(int)]
         node, offset = self.graph.nodes[held.value.node], self.site.names[own][1]
         for few in np.array_split(at, -(-len(at) * terms // TERMS)):
@@ -355,9 +309,7 @@ class _Comparison:
         element = {str(k): layouts.numbers(i, every, shape) for k, i in enumerate(partial.element)}
         found, dtype = Use(self.on, node, np.zeros(0, np.int64)).term(element), node.types[0].dtype
         if not held.all():
-            if partial.op in ("max", "min"):
-                raise NotEstablished("parts of a maximum that end before others")
-            found = chosen(held, found, self.field.number(int(partial.op == "mul"), dtype))
+            found = chosen(held, found, self.field.nothing(partial.op, dtype))
         return self.field.reduced(partial.op, found.spread(shape), dtype)
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treadle_checker.elements import ravel, unravel
+from treadle_checker.elements import Shape, ravel, unravel
 from treadle_checker.field import Array
-from treadle_checker.index import Index
-from treadle_checker.program import Layout, Value, Whole
-from treadle_checker.reading import NotEstablished, Rejected
+from treadle_checker.index import Guard, Index, within
+from treadle_checker.program import Layout, Whole
+from treadle_checker.reading import NotEstablished
 from treadle_checker.types import Node, Type
 
 MOST = 2**22  # addresses that are listed
@@ -83,42 +83,32 @@ def variables_at(layout: Layout, at: Array) -> tuple[dict[str, Array], Array]:
     return found, there & (rest == 0)
 
 
-def numbers(index: Index, variables: dict[str, Array], shape: tuple[int, ...]) -> Array:
+def numbers(index: Index, variables: dict[str, Array], shape: Shape) -> Array:
     return np.broadcast_to(index.at(variables), shape)
 
 
-def held_by(
-    guards: tuple[Value, ...], variables: dict[str, Array], shape: tuple[int, ...]
-) -> Array:
-    held = np.ones(shape, bool)
-    for guard in guards:
-        if guard.kind != "within":
-            raise Rejected("a guard of elements is no bound")
-        at = numbers(guard.index, variables, shape)
-        held &= (at >= guard.low) & (at < guard.high)
-    return held
+def held_by(guards: tuple[Guard, ...], variables: dict[str, Array], shape: Shape) -> Array:
+    return np.broadcast_to(within(guards, lambda index: index.at(variables)), shape)
 
 
 def last_addresses(layout: Layout) -> list[int]:
-    """Where the last element is, and the last zero beside a copy's elements."""
-    every, found = layout.variables, list[int]()
-    guards = () if layout.op else layout.guards
-    for back in range(every[-1][1] if every else 1):  # gaps end a row
-        last_of = {n: np.array([e - 1 - (back if n == every[-1][0] else 0)]) for n, e in every}
-        is_held = held_by(guards, last_of, (1,)).all()
-        if not found or is_held:
-            found.append(int(numbers(layout.address, last_of, (1,))[0]))
-        if is_held:
-            break
-    return found
+    """Where the last element is, and the last zero beside a copy's elements: gaps end a row."""
+    ends = {name: np.array([extent - 1]) for name, extent in layout.variables}
+    if ends:
+        name, extent = layout.variables[-1]
+        ends[name] = np.arange(extent)
+    shape = np.broadcast_shapes((1,), *(a.shape for a in ends.values()))
+    at = numbers(layout.address, ends, shape)
+    held = held_by(() if layout.op else layout.guards, ends, shape)
+    return [int(some[-1]) for some in (at, at[held]) if len(some)]
 
 
 def part_addresses(node: Node, layout: Layout) -> Array:
     """Where the parts of each element of a sum are, elements by parts."""
     type_, extents = node.types[0], tuple(extent for _, extent in layout.variables)
     count = math.prod(extents)
-    if count > MOST or layout.op == "spread":
-        raise NotEstablished("too many parts to list, or parts of a variance")
+    if count > MOST:
+        raise NotEstablished("too many parts to list")
     grid = unravel(np.arange(count), extents)
     names = dict(zip((name for name, _ in layout.variables), grid, strict=True))
     names |= {name: np.zeros(count, np.int64) for name, _ in layout.summed}
@@ -127,7 +117,6 @@ def part_addresses(node: Node, layout: Layout) -> Array:
     index = layout.element[: len(type_.shape)]
     flat = ravel([numbers(i, names, (count,)) for i in index], type_.shape, count)
     order = np.argsort(flat, kind="stable")
-    each = count // max(1, type_.size)
-    if not np.array_equal(flat[order], np.repeat(np.arange(type_.size), each)):
+    if not np.array_equal(flat[order], np.arange(count) * type_.size // max(1, count)):
         raise NotEstablished("elements have different numbers of parts")
-    return numbers(layout.address, names, (count,))[order].reshape(-1, each)
+    return numbers(layout.address, names, (count,))[order].reshape(type_.size, -1)

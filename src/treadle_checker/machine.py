@@ -30,7 +30,7 @@ CHUNK = 2**19  # elements of an array at a time
 MOST = 2**27  # elements that one kernel may compute
 LONGEST = 2**20  # statements that may run one after another
 BUDGET = 2**20  # elements up to which more iterations are looked at
-NOTHING = {"add": 0, "mul": 1, "max": float("-inf"), "min": float("inf")}
+SELDOM = 16  # a loop that ends by data goes on for so small a part of what it might
 
 
 class Memory:
@@ -103,12 +103,6 @@ class Memory:
         self._put(slots, x)
         self.written[slots] = True
 
-    def fill(self, x: Element) -> None:
-        """As if one element was everywhere."""
-        self.source = lambda at: x.spread(at.shape)
-        self.pages, self.numbers, self.count = np.zeros(16, np.int32), [], 0
-        self.known[:] = False
-
     def written_at(self) -> Array:
         """Where something was stored, in order."""
         pages = np.concatenate([*self.numbers, np.zeros(0, np.int64)])
@@ -144,7 +138,6 @@ class Machine:
         self.mask: Array | None = None
         self.place = self.lane_place = np.zeros((), np.int64)  # whose memory scratch is
         self.places = self.count = self.ran = 0
-        self.all_iterations = False
 
     def run(self) -> None:
         if self.work(self.kernel.body) > MOST:
@@ -159,7 +152,8 @@ class Machine:
         total = 0
         for s in body:
             if isinstance(s, For):
-                total += len(self.plan(s)[1]) * self.work(s.body)
+                often = SELDOM if s.stop is not None and s.stop.data else 1
+                total += -(-len(self.plan(s)[1]) // often) * self.work(s.body)
             elif isinstance(s, Matmul):
                 m, k, n = (len(x) for x in self.sides(s))
                 total += m * k + k * n + m * k * n // 64
@@ -175,7 +169,7 @@ class Machine:
                 around, exempt = _around(self.kernel.body, s), self.of_lanes | _only_added(s)
                 is_axis = not conflicts(s, around, frozenset(exempt))
             every = np.arange(s.extent)
-            if s.role in ir.SIDE_BY_SIDE and not self.all_iterations and self._is_alone(s):
+            if s.role in ir.SIDE_BY_SIDE and self._is_alone(s):
                 every = self._picks(s, max(2, min(12, BUDGET // max(1, self.work(s.body)))))
             self.plans[id(s)] = is_axis, every
         return self.plans[id(s)]
@@ -234,17 +228,11 @@ class Machine:
         shape = tuple(self.axes)
         if self.mask is not None:
             mask = np.broadcast_to(self.mask, shape)
-            value = chosen(mask, value.spread(shape), self._nothing(s.kind, dtype))
+            value = chosen(mask, value.spread(shape), self.field.nothing(s.kind, dtype))
         flat = (-1, *shape[new:])
         value = value.spread(shape).map(lambda a: a.reshape(flat))
         value = self.field.reduced(s.kind, value, dtype)
         self.locals[s.local] = self.field.combined(s.kind, old, value, dtype), depth
-
-    def _nothing(self, op: str, dtype: str) -> Element:
-        if is_residue(dtype) or op in ("add", "mul"):
-            return self.field.number(NOTHING[op], dtype)
-        ends = np.iinfo(numpy_of(dtype))
-        return self.field.number(int(ends.min if op == "max" else ends.max), dtype)
 
     def loop(self, s: For) -> None:
         is_axis, every = self.plan(s)

@@ -27,6 +27,9 @@ def _check_calls(program: Program) -> None:
         kernel = program.kernels[call.kernel]
         if len(call.arguments) != len(kernel.buffers):
             raise Rejected(f"{kernel.name} is called with {len(call.arguments)} buffers")
+        read, written = given_to(program, call)
+        if len(set(written)) < len(written) or not set(read).isdisjoint(written):
+            raise Rejected(f"{kernel.name}: one buffer is two of its arguments, and written")
         for buffer, (name, row) in zip(kernel.buffers, call.arguments, strict=True):
             given = program.buffers.get(name)
             if given is None or buffer.dtype != given.dtype:
@@ -43,14 +46,12 @@ def _check_phases(program: Program) -> None:
     for phase, _ in phases_of(program.steps):
         writers: dict[str, Call] = {}
         for call in phase.calls:
-            for name in given_to(program, call)[1]:
-                if writers.setdefault(name, call) is not call:
-                    raise Rejected(f"two calls of a phase write {name}")
+            writers |= dict.fromkeys(given_to(program, call)[1], call)
         for call in phase.calls:
-            for name in given_to(program, call)[0]:
+            for name, _ in call.arguments:
                 if writers.get(name, call) is not call:
                     kernel = program.kernels[call.kernel].name
-                    raise Rejected(f"{kernel} reads {name}, written in the same phase")
+                    raise Rejected(f"{kernel} touches {name}, written in the same phase")
         changed |= set(writers)
     changed &= {*program.leaves, *program.constants} - {*program.updated}
     if changed:
@@ -84,9 +85,3 @@ def _check_arena(program: Program) -> None:
             if start <= last and first <= end:
                 raise Rejected(f"{name} and {other} live at one time, and overlap")
         reaching.append(each)
-
-
-def is_aliased(program: Program, call: Call) -> bool:
-    """Whether two of a kernel's buffers are the same memory, and one of them is written."""
-    read, written = given_to(program, call)
-    return len(set(written)) < len(written) or not set(read).isdisjoint(written)

@@ -13,17 +13,8 @@ from typing import Annotated, Any
 
 from treadle_checker import reading
 from treadle_checker.field import DTYPES
-from treadle_checker.index import Index, read_index
-from treadle_checker.reading import (
-    Reader,
-    Unreadable,
-    among,
-    declared,
-    integer,
-    maybe,
-    need,
-    several,
-)
+from treadle_checker.index import Guard, Index, read_guard, read_index
+from treadle_checker.reading import Reader, among, declared, integer, maybe, need, several
 
 NO_INDEX = Index(0)
 ITERATION = "iteration"  # a variable of what buffers hold in a repeat that is no scan's
@@ -48,7 +39,7 @@ def _number(given: Any) -> int | float | Fraction:
     try:
         return Fraction(told) if "/" in told else float.fromhex(told)
     except (ValueError, OverflowError, ZeroDivisionError) as wrong:
-        raise Unreadable(f"{told[:50]!r} is no number") from wrong
+        raise reading.Unreadable(f"{told[:50]!r} is no number") from wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +212,9 @@ class Layout:
     variables: Variables
     address: At
     element: Annotated[tuple[Index, ...], several(read_index, 100)]
-    guards: Annotated[tuple[Value, ...], several(_value, 100)]
+    guards: Annotated[tuple[Guard, ...], several(read_guard, 100)]
     summed: Variables = ()
-    op: Annotated[str, among(["", *SUMS, "spread"])] = ""  # spread: squares around the mean
+    op: Annotated[str, among(["", *SUMS])] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,16 +235,22 @@ def in_iteration(content: Content, number: int) -> Content:
     if not isinstance(content, Layout):
         return content
     address, *element = (i.fixed(ITERATION, number) for i in (content.address, *content.element))
-    guards = tuple(replace(g, index=g.index.fixed(ITERATION, number)) for g in content.guards)
+    guards = tuple((i.fixed(ITERATION, number), low, high) for i, low, high in content.guards)
     return replace(content, address=address, element=tuple(element), guards=guards)
 
 
 _CONTENTS = {kind.__name__.lower(): declared(kind) for kind in (Whole, Layout, Work)}
 
+_pairs = several(reading.row(reading.pair, integer(), integer()))
+
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a buffer holds of a value of a graph, by the scope's name, node and output."""
+    """What a buffer holds of a value of a graph, by the scope's name, node and output.
+
+    A call that reads it is looked at with this value generic, or with those that it is made `of`:
+    of a sort's result a search needs that it is in order.
+    """
 
     buffer: str
     scope: str
@@ -261,9 +258,8 @@ class Binding:
     output: int
     content: Annotated[Content, reading.one_of_kinds(_CONTENTS)]
     since: Annotated[int, integer(-1)]  # the number of a call; −1 is the start
+    of: Annotated[tuple[tuple[int, int], ...], _pairs] = ()
 
-
-# Kernels and programs
 
 _threads = integer(1, 2**16)
 _buffers = several(declared(Buffer))

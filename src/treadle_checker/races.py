@@ -150,9 +150,6 @@ def _opened(index: Index) -> Index:
     return Index(offset, tuple((f, a) for a, f in terms.items()))
 
 
-# Whole kernels
-
-
 def check_races(kernel: Kernel) -> None:
     """Rejected where iterations, lanes or threads may meet."""
     _Races(kernel).body(kernel.body, ())

@@ -12,23 +12,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from treadle_checker.bounds import reads_what_it_writes, stored_elements, written_span
+from treadle_checker import program as ir
+from treadle_checker.bounds import stored_elements, written_span
 from treadle_checker.layouts import is_all
-from treadle_checker.program import (
-    Binding,
-    Call,
-    Kernel,
-    Layout,
-    Phase,
-    Program,
-    Repeat,
-    Step,
-    Whole,
-    calls_of,
-    in_iteration,
-)
+from treadle_checker.program import Binding, Call, Kernel, Layout, Phase, Program, Repeat, Whole
 from treadle_checker.reading import Rejected
-from treadle_checker.scopes import Scopes, around
+from treadle_checker.scopes import Scopes
 from treadle_checker.states import START, Held, Scan, State, add
 from treadle_checker.types import LEAVES, Graph, Value
 
@@ -43,8 +32,6 @@ class Site:
     before: Mapping[str, Held]
     after: Mapping[str, Held]
     iteration: int = 0  # of a repeat that is no scan's
-    earlier: tuple[Call, ...] = ()  # calls that began what it adds to
-    unfinished: frozenset[str] = frozenset()  # what later calls add to
     by_others: Mapping[str, int] | None = None  # elements of the same that other calls store
     meets: str = ""  # another call may store the same element
 
@@ -60,7 +47,7 @@ class Walk:
 
     def __init__(self, program: Program, graphs: Mapping[str, Graph]):
         self.program, self.graphs = program, graphs
-        self.calls = {call: i for i, call in enumerate(calls_of(program.steps))}
+        self.calls = {call: i for i, call in enumerate(ir.calls_of(program.steps))}
         self.made: dict[tuple[int, str], Binding] = {}
         self.given: dict[str, list[Binding]] = {}
         for b in program.bindings:
@@ -82,7 +69,7 @@ class Walk:
         for site in every:
             site = self._beside_others(site, writers)
             form = site.call.kernel, site.iteration, self._signature(site)
-            if form not in seen and site.unfinished < {b.name for b in site.kernel.outputs}:
+            if form not in seen:
                 seen.add(form)
                 yield site
 
@@ -90,30 +77,23 @@ class Walk:
         self, site: Site, writers: Mapping[tuple[Binding, str], Mapping[Call, str]]
     ) -> Site:
         """With what other calls do that write the same."""
-        earlier, unfinished, stored = dict[Call, None](), set[str](), Counter[str]()
-        meets, at = "", self.calls[site.call]
+        meets, stored = "", Counter[str]()
         for own in (b.name for b in site.kernel.outputs):
             held = site.after[own]
-            goes_on = site.before.get(own) is held and reads_what_it_writes(site.kernel, own)
             low, high, _ = self._span(site.call, own, held)
             for call, name in writers[held.stated, site.names[own][0]].items():
                 kernel, is_own = self.program.kernels[call.kernel], call is site.call
                 first, last, times = self._span(call, name, held)
                 stored[own] += stored_elements(kernel)[name] * (times - is_own)
-                if goes_on and self.calls[call] <= at and times > is_own:
-                    earlier[call] = None
-                elif self.calls[call] > at and reads_what_it_writes(kernel, name):
-                    unfinished.add(own)
-                elif last < first or (not is_own and first <= high and low <= last):
+                if last < first or (not is_own and first <= high and low <= last):
                     meets = held.buffer
-        begun, left = tuple(earlier), frozenset(unfinished)
-        return replace(site, earlier=begun, unfinished=left, by_others=stored, meets=meets)
+        return replace(site, by_others=stored, meets=meets)
 
     def _span(self, call: Call, own: str, held: Held) -> tuple[int, int, int]:
         """The first and the last element of a buffer that a call stores, and in how many iterations
         it stores parts of the same. The last is before the first where these may meet."""
         kernel, content = self.program.kernels[call.kernel], held.stated.content
-        is_same = in_iteration(content, 0) == in_iteration(content, 1)
+        is_same = ir.in_iteration(content, 0) == ir.in_iteration(content, 1)
         times = self.times[call] if is_same else 1
         rows = dict(zip((b.name for b in kernel.buffers), call.arguments, strict=True))
         row, (low, high) = rows[own][1], written_span(kernel, own)
@@ -144,11 +124,11 @@ class Walk:
                 raise Rejected(f"the output {name} is not what {buffer} holds")
         return found
 
-    def _place(self, scope: str, b: Binding) -> Value:
-        return self.scopes.opened[scope].place(b.scope, Value(b.node, b.output))
+    def _place(self, scope: str, b: Binding, value: Value | None = None) -> Value:
+        return self.scopes.opened[scope].place(b.scope, value or Value(b.node, b.output))
 
     def _steps(
-        self, steps: tuple[Step, ...], scope: str, state: State, at: int = 0, times: int = 0
+        self, steps: tuple[ir.Step, ...], scope: str, state: State, at: int = 0, times: int = 0
     ) -> Iterator[Site]:
         for step in steps:
             if isinstance(step, Phase):
@@ -178,7 +158,8 @@ class Walk:
         for b, name, row in rows[len(kernel.inputs) :]:
             stated = self.made.get((self.calls[call], name))
             if stated is not None:
-                content, of = in_iteration(stated.content, at), self._constants(scope, stated)
+                content = ir.in_iteration(stated.content, at)
+                of = tuple(self._place(scope, stated, Value(*v)) for v in stated.of)
                 after[b.name] = Held(stated, self._place(scope, stated), content, (), of)
             elif b.name in before:  # the same once more, or more of what a call has begun
                 is_begun = before[b.name].stated.since != START
@@ -188,24 +169,16 @@ class Walk:
             state[name] = {row: after[b.name]}
         return Site(call, kernel, self.scopes.opened[scope].graph, before, after, at)
 
-    def _constants(self, scope: str, b: Binding) -> tuple[Value, ...]:
-        """What is made of the constants of a scan inside is that, once for all iterations."""
-        if b.scope == scope or around(b.scope)[1] == "call":
-            return ()
-        node = self.scopes.body_of(b.scope)[0]
-        operands = node.operands[: node.attributes["constants"]]
-        return tuple(self.scopes.opened[scope].place(scope, v) for v in operands)
-
     def _chunks(self, step: Repeat, state: State) -> Iterator[Site]:
         """A repeat over parts of buffers: its first iterations and its last one. What one leaves,
         the next is given."""
         if step.reverse:
             raise Rejected("parts of buffers are gone through from the last on")
-        calls = {self.calls[call] for call in calls_of(step.steps)}
+        calls = {self.calls[call] for call in ir.calls_of(step.steps)}
         for i in sorted({0, 1, step.length - 1} & {*range(step.length)}):
             for name, rows in state.items():
                 if 0 in rows and rows[0].stated.since in calls:
-                    content = in_iteration(rows[0].stated.content, i - 1)
+                    content = ir.in_iteration(rows[0].stated.content, i - 1)
                     state[name] = {0: replace(rows[0], content=content)}
             yield from self._steps(step.steps, step.scope, state, i, step.length)
         graph = self.scopes.opened[step.scope].graph
@@ -231,14 +204,14 @@ class Walk:
     def _signature(self, site: Site) -> object:
         """What a call is between, whatever buffers and nodes are called."""
         graph, made = site.graph, [b.name for b in site.kernel.outputs]
-        given: dict[Value, str] = {}
+        given: dict[Value, object] = {}
         for own, held in site.before.items():
             if own not in made or held is not site.after[own]:
-                given |= {v: own for v in held.values if v not in given}
+                given = {v: (own, k) for v, k in held.given.items()} | given
         known: dict[int, int] = {}
 
         def form(v: Value) -> object:
-            return ("given", given[v]) if v in given else (known[v.node], v.output)
+            return given[v] if v in given else (known[v.node], v.output)
 
         for position in nodes_between(site):
             node = graph.nodes[position]
@@ -247,16 +220,16 @@ class Walk:
             known[position] = self.numbers.setdefault(key, len(self.numbers))
         contents = tuple((own, h.content) for own, h in (*site.before.items(), *site.after.items()))
         ends = tuple(form(site.after[own].value) for own in made)
-        begun = tuple(c.kernel for c in site.earlier)
-        inside = tuple((own, h.stated) for own, h in site.before.items() if h.of)
-        return contents, ends, begun, inside, site.unfinished, site.meets
+        inside = tuple((own, form(h.value)) for own, h in site.before.items() if h.of)
+        return contents, ends, inside, site.meets
 
 
 def nodes_between(site: Site) -> list[int]:
     """Nodes between what a call is given and what it gives, operands first."""
     made = {b.name for b in site.kernel.outputs}
-    given = {v for own, held in site.before.items() if own not in made for v in held.values}
-    pending = [held.value.node for held in site.after.values() if held.value not in given]
+    given = {v for own, held in site.before.items() if own not in made for v in held.given}
+    every = [*site.after.values(), *(held for held in site.before.values() if held.of)]
+    pending = [held.value.node for held in every if held.value not in given]
     found = set[int]()
     while pending:
         position = pending.pop()

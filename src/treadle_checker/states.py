@@ -22,7 +22,7 @@ class Held:
     value: Value
     content: Content
     also: tuple[Value, ...] = ()
-    of: tuple[Value, ...] = ()  # what it is made of, where a scan that is around may make it again
+    of: tuple[Value, ...] = ()  # what it is made of, if that is generic, and it is not
 
     @property
     def buffer(self) -> str:
@@ -31,6 +31,11 @@ class Held:
     @property
     def values(self) -> tuple[Value, ...]:
         return (self.value, *self.also)
+
+    @property
+    def given(self) -> dict[Value, int]:
+        """What is generic where it is read; values with one number are the same."""
+        return {v: k for k, v in enumerate(self.of)} or dict.fromkeys(self.values, 0)
 
 
 # By buffer, and by how many elements an iteration of a scan moves on in it.

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from treadle_checker.field import DTYPES, Array, is_float
-from treadle_checker.index import Index
+from treadle_checker.index import Guard, Index
 from treadle_checker.reading import MOST_ELEMENTS, Rejected
 
 LEAVES = ("input", "parameter", "state")
@@ -39,7 +39,7 @@ class Value(NamedTuple):
 class Read(NamedTuple):
     """An operand's element by its flat index, and the bounds within which it is read."""
 
-    guards: tuple[tuple[Index, int, int], ...]
+    guards: tuple[Guard, ...]
     address: Index
 
 
@@ -68,7 +68,7 @@ class Graph:
     nodes: tuple[Node, ...]
     outputs: tuple[tuple[str, str, Value], ...]  # kind, name, value
     name: str = "graph"
-    digest: str = field(default="", compare=False)
+    digest: object = field(default="", compare=False)  # equal for equal graphs
 
     def type_of(self, value: Value) -> Type:
         return self.nodes[value.node].types[value.output]
@@ -111,8 +111,6 @@ def bodies_of(node: Node) -> Iterator[Graph]:
     if node.op in ("call", "scan"):
         yield node.attributes["body"]
 
-
-# Types
 
 Shape = tuple[int, ...]
 Types = tuple[Type, ...]

@@ -24,8 +24,8 @@ def verify(graph: Graph) -> Graph:
     while pending:
         current = pending.pop()
         _verify_one(current)
-        for node in current.nodes:
-            inner = [b for b in bodies(node.attributes) if b not in seen]
+        for attributes in {id(n.attributes): n.attributes for n in current.nodes}.values():
+            inner = [b for b in bodies(attributes) if b not in seen]
             seen.update(inner)
             pending.extend(inner)
     return graph
@@ -62,11 +62,13 @@ def _verify_node(graph: Graph, position: int, node: Node) -> None:
     if type(node.attributes) is not node.op.attributes:
         found = type(node.attributes).__name__
         raise _broken(position, node, f"attributes are {found}, not {node.op.attributes.__name__}")
-    given = []
-    for operand in node.operands:
-        if not _exists(graph, operand, position):
-            raise _broken(position, node, f"operand {operand} does not come before it")
-        given.append(graph.nodes[operand.node].types[operand.output])
+    nodes, given = graph.nodes, []
+    for at, output in node.operands:  # there are many: each is looked at once, and here
+        held = nodes[at].types if 0 <= at < position else ()
+        if not 0 <= output < len(held):
+            told = f"operand {Value(at, output)} does not come before it"
+            raise _broken(position, node, told)
+        given.append(held[output])
     try:
         types = infer_types(node.op, node.attributes, tuple(given))
     except TreadleError as error:

@@ -96,6 +96,29 @@ class Work:
         return f" on the way: {self.purpose}"
 
 
+@dataclass(frozen=True, slots=True)
+class Runs(Work):
+    """What a sort by merges has on its way: lines one after another, each as runs in order.
+
+    Runs of `width` elements are the first that are stored. From one side to the other and back a
+    run becomes four times as long.
+    """
+
+    width: int = 1
+
+    def __str__(self) -> str:
+        return f" on the way: runs of {self.width}"
+
+    def after(self, stores: int) -> Runs:
+        """What is there once runs were stored so many times more."""
+        return replace(self, width=self.width * 4**stores)
+
+
+@dataclass(frozen=True, slots=True)
+class Starts(Work):
+    """How many of the ascending indices of a scattered sum lie below each row, and below all."""
+
+
 Content = Whole | Copy | Partial | Work
 
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from treadle.ir.control import SCAN, Scan
 from treadle.ir.graph import Graph
 from treadle.ir.ops.leaves import Leaf
-from treadle.kernel.bindings import Binding
+from treadle.kernel.access import accesses
+from treadle.kernel.bindings import Binding, Copy, Runs, Whole
+from treadle.kernel.nodes import Let, Literal, Local, Store
 from treadle.kernel.program import Call, Phase, Program, Step
+from treadle.kernel.traverse import walk
 
 START = -1  # from the start on
 _LAST = re.compile(r"(call|scan)(\d+):$")
@@ -49,6 +53,29 @@ def stated(program: Program) -> list[tuple[Binding, int]]:
     return _States(program).found()
 
 
+def zeroed(program: Program, every: Sequence[tuple[Binding, int]]) -> dict[int, int]:
+    """Bindings, by position, whose first call leaves nothing but zeros, and the later call that
+    adds to these."""
+    calls, found = [call for call, _ in scoped_calls(program.steps)], dict[int, int]()
+    for i, (b, since) in enumerate(every):
+        if since != START and isinstance(b.content, Whole | Copy):
+            later = range(since + 1, len(calls)) if _is_zeroed(calls[since], b.buffer) else ()
+            writers = [n for n in later if any(a.buffer == b.buffer for a in calls[n].written)]
+            found |= {i: writers[0]} if writers else {}
+    return found
+
+
+def _is_zeroed(call: Call, buffer: str) -> bool:
+    """Whether a call stores zeros to a buffer, and does nothing else with it."""
+    own, every = _own_names(call, buffer), list(walk(call.kernel.body))
+    lets = {s.local: s.value for s in every if isinstance(s, Let)}
+    stores = [s for s in every if isinstance(s, Store) and s.buffer in own]
+    values = [lets.get(s.value.name) if isinstance(s.value, Local) else s.value for s in stores]
+    touched = sum(a.buffer in own for a in accesses(call.kernel.body))
+    is_zero = (isinstance(v, Literal) and v.value == 0 for v in values)
+    return touched == len(stores) > 0 and all(is_zero)
+
+
 class _States:
     def __init__(self, program: Program):
         self.program = program
@@ -67,17 +94,20 @@ class _States:
 
     def found(self) -> list[tuple[Binding, int]]:
         writers: dict[Key, list[int]] = {}
-        for number, (call, scope) in enumerate(scoped_calls(self.program.steps)):
+        made = list(scoped_calls(self.program.steps))
+        for number, (call, scope) in enumerate(made):
             for a in call.written:
                 writers.setdefault(self._key(scope, a.buffer), []).append(number)
         found: list[tuple[Binding, int]] = []
         for key, every in self.every.items():
             first = [b for b in every if self._is_given(b)]
+            calls = writers.get(key, [])
             later = [b for b in every if b not in first and not self._is_result(b)]
+            later = [each for b in later for each in _in_turn(b, [made[n][0] for n in calls])]
             found += [(b, START) for b in first]
             # Calls beyond the last of them write more of it; values beyond the last call are what
             # a repeat over parts has left.
-            found += zip(later, writers.get(key, []), strict=False)
+            found += zip(later, calls, strict=False)
         return found
 
     def _key(self, scope: str, buffer: str) -> Key:
@@ -112,6 +142,25 @@ class _States:
         inner = f"{b.scope}scan{b.value.node}:"
         is_scan = self.graphs[b.scope].nodes[b.value.node].op is SCAN
         return is_scan and (inner, b.buffer) in self.written
+
+
+def _in_turn(b: Binding, calls: Sequence[Call]) -> list[Binding]:
+    """What each call that writes a buffer leaves of a binding: of runs longer ones every time that
+    they are stored, which a kernel of several passes does more than once."""
+    if not isinstance(b.content, Runs):
+        return [b]
+    found, stores = list[Binding](), -1
+    for call in calls:
+        own = _own_names(call, b.buffer)
+        stores += sum(isinstance(s, Store) and s.buffer in own for s in walk(call.kernel.body))
+        found.append(replace(b, content=b.content.after(stores)))
+    return found
+
+
+def _own_names(call: Call, buffer: str) -> set[str]:
+    """What a call's kernel calls a buffer."""
+    pairs = zip(call.kernel.buffers, call.arguments, strict=True)
+    return {b.name for b, a in pairs if a.buffer == buffer}
 
 
 def is_call(scope: str) -> bool:

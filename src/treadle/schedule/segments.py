@@ -14,6 +14,7 @@ from treadle.ir.graph import Graph, Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import indexing
 from treadle.ir.ops.reductions import SORT, Sort
+from treadle.kernel.bindings import Starts
 from treadle.kernel.index import Var, data, variable
 from treadle.kernel.nodes import (
     Accumulate,
@@ -80,7 +81,7 @@ def _starts(lowering: Lowering, position: int, node: Node) -> tuple[Buffer, Kern
     """How many indices are below each row's, and below the number of rows."""
     index, size = node.operands[1], node.types[0].shape[0]
     count = lowering.graph.type_of(index).size
-    into = Site(lowering, position).memory("starts", dtypes.int32, size + 1)
+    into = Site(lowering, position).memory("starts", dtypes.int32, size + 1, Starts("starts"))
     reader, row = lowering.reader(), Var("row", size + 1)
     bits = count.bit_length()
     lets: list[Statement] = [Let(f"below{bits}", Literal(0, I64))]

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from treadle.base import dtypes
-from treadle.base.dtypes import DType
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import reductions
+from treadle.ir.types import TensorType
+from treadle.kernel.bindings import Runs
 from treadle.kernel.index import Index, Var, bounded, data, divide, variable
 from treadle.kernel.nodes import (
     Accumulate,
@@ -135,7 +136,7 @@ def _merged(lowering: Lowering, position: int, node: Node, order: _Order) -> Ker
     own = along(every)
     others = [v for i, v in enumerate(every) if i != axis]
     row = flat_index(others) * n
-    sides = [_runs(lowering, position, side, source.dtype, source.size) for side in "ab"]
+    sides = [_runs(lowering, position, side, source) for side in "ab"]
 
     def put_last(number: Index, value: Value, origin: Value) -> list[Statement]:
         indices = [*own[:axis], number, *own[axis + 1 :]]
@@ -157,10 +158,13 @@ def _merged(lowering: Lowering, position: int, node: Node, order: _Order) -> Ker
     return lowering.kernel(position, reader, [values, origins], loops, "", also)
 
 
-def _runs(lowering: Lowering, position: int, side: str, dtype: DType, size: int) -> _Runs:
-    site = Site(lowering, position)
-    values = site.memory(f"runs_{side}", dtype, size)
-    return _Runs(values, site.memory(f"from_{side}", dtypes.int32, size))
+def _runs(lowering: Lowering, position: int, side: str, type_: TensorType, width: int = 0) -> _Runs:
+    """Memory for runs; of which width the first are, if a kernel leaves some of one width."""
+    site, size = Site(lowering, position), type_.size
+    held = Runs("runs", width) if width else None
+    values = site.memory(f"runs_{side}", type_.dtype, size, held)
+    which = TensorValue(position, 1)
+    return _Runs(values, site.memory(f"from_{side}", dtypes.int32, size, held, which))
 
 
 def _all_runs(
@@ -232,7 +236,7 @@ def _searched(lowering: Lowering, position: int, node: Node, order: _Order) -> l
     every = axis_vars("i", source.shape)
     own, here = along(every), every[axis]
     row = flat_index([v for i, v in enumerate(every) if i != axis]) * n
-    sides = [_runs(lowering, position, side, source.dtype, source.size) for side in "ab"]
+    sides = [_runs(lowering, position, side, source, 1 + i) for i, side in enumerate("ab")]
     reader = lowering.reader()
     element = reader.at(node.operands[0], own)
     first = sides[0].stores(row + variable(here), element, Position(own[axis], dtypes.int32))

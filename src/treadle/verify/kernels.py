@@ -24,7 +24,7 @@ from treadle.ir.ops.indexing import Gather, ScatterAdd
 from treadle.ir.ops.leaves import Constant, Leaf
 from treadle.ir.ops.linear import Contraction
 from treadle.ir.ops.reductions import ArgReduce
-from treadle.kernel.bindings import Binding, Partial, Whole, Work
+from treadle.kernel.bindings import Binding, Partial, Starts, Whole, Work
 from treadle.kernel.claims import Claim
 from treadle.kernel.coverage import element_count, stored_elements
 from treadle.kernel.nodes import Buffer
@@ -200,10 +200,16 @@ class Comparison:
             found[buffer.name] = Memory(buffer.dtype, buffer.size, source)
         return found
 
+    def _given(self) -> list[str]:
+        call = self.site.call
+        return [a.buffer for a in call.arguments[: len(call.kernel.inputs)]]
+
     def _begun(self) -> dict[str, Memory]:
         """What an algorithm has made so far, by all iterations of the calls that began it."""
         made: dict[str, Memory] = {}
         chain = self.site.chain
+        if any(isinstance(self.site.before[n].content, Starts) for n in self._given()):
+            raise NotEstablishedError("a search needs indices that are in order")
         if sum(b.size for c in chain for b in c.kernel.buffers) > WHOLE * len(chain):
             raise NotEstablishedError("an algorithm of too many numbers comes before it")
         for call in chain:

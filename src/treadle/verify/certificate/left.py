@@ -13,10 +13,9 @@ from dataclasses import replace
 from treadle.base.errors import GraphError
 from treadle.kernel.claims import Claim
 from treadle.kernel.program import Program
-from treadle.kernel.states import is_call
 from treadle.memory.plan import BufferPlan
 from treadle.verify.certificate.graphs import Records
-from treadle.verify.certificate.programs import program_record
+from treadle.verify.certificate.programs import program_records
 from treadle_checker.graph import read_graph
 from treadle_checker.kernel_checks import Claim as Judged
 from treadle_checker.kernel_checks import check_call
@@ -44,13 +43,12 @@ def _told(claim: Claim, found: Iterable[Judged]) -> Claim:
 def _looked_at(program: Program, names: set[str]) -> dict[str, list[Judged]]:
     """What the checker says of kernels, by their names."""
     stored = Records()
-    graphs = {s: stored.graph(g) for s, g in program.bindings.graphs if not is_call(s)}
+    made, graphs = program_records(program, BufferPlan({}, {}, 0), stored)
 
     def graph_of(name: str) -> Graph:
         return read_graph(json.loads(stored.texts[name]), graph_of, name)
 
-    record = json.loads(json.dumps(program_record(program, BufferPlan({}, {}, 0))))
-    read, found = read_program(record), dict[str, list[Judged]]()
+    read, found = read_program(json.loads(json.dumps(made))), dict[str, list[Judged]]()
     try:
         for site in Walk(read, {s: graph_of(name) for s, name in graphs.items()}).sites():
             if site.kernel.name in names:

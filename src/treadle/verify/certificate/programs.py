@@ -6,16 +6,18 @@ Every node is a list whose first element says what it is. Equal kernels are ther
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import assert_never
 
 from treadle.base.shapes import Shape
-from treadle.ir.graph import Graph, Node
+from treadle.ir.control import Scan
+from treadle.ir.graph import Node
+from treadle.ir.graph import Value as TensorValue
 from treadle.ir.literal import Number
 from treadle.ir.ops.reductions import Reduce
-from treadle.kernel.bindings import Binding, Content, Copy, Elements, Partial, Whole, Work
+from treadle.kernel.bindings import Content, Copy, Elements, Partial, Whole, Work
 from treadle.kernel.geometry import Geometry, Scattered, Tiled, Warpgroups
 from treadle.kernel.index import (
     Bounded,
@@ -54,15 +56,34 @@ from treadle.kernel.nodes import (
     Within,
 )
 from treadle.kernel.program import Call, Phase, Program, Repeat, Step
-from treadle.kernel.states import stated
+from treadle.kernel.states import START, around, is_call, scoped_calls, stated, zeroed
 from treadle.memory.plan import BufferPlan
+from treadle.verify.certificate.graphs import Records
+from treadle.verify.certificate.on_the_way import Stated
 
 Record = dict[str, object]
 
 
-def program_record(program: Program, plan: BufferPlan) -> Record:
-    """Everything that a checker needs beside the graphs that the bindings name."""
-    kernels, graphs = program.distinct(), dict(program.bindings.graphs)
+def program_records(
+    program: Program, plan: BufferPlan, records: Records
+) -> tuple[Record, dict[str, str]]:
+    """Everything that a checker needs: the program, and by scope the hashes of the graphs whose
+    values its buffers hold. Definitions of composites are the bodies of calls."""
+    stated_graphs = {
+        scope: Stated(graph, [b for b in program.bindings.every if b.scope == scope], _index)
+        for scope, graph in program.bindings.graphs
+    }
+    bindings = list(_bindings(program, stated_graphs))
+    graphs = {
+        scope: records.add(graph.record(records)) if graph.nodes else records.graph(graph.graph)
+        for scope, graph in stated_graphs.items()
+        if not is_call(scope)
+    }
+    return _program_record(program, plan, bindings), graphs
+
+
+def _program_record(program: Program, plan: BufferPlan, bindings: list[list[object]]) -> Record:
+    kernels = program.distinct()
     numbers = {id(kernel): i for i, kernel in enumerate(kernels)}
     return {
         "kernels": [kernel_record(kernel) for kernel in kernels],
@@ -72,7 +93,7 @@ def program_record(program: Program, plan: BufferPlan) -> Record:
         "updated": list(program.updated),
         "outputs": [[o.name, list(o.value), buffer] for o, buffer, _ in program.outputs],
         "steps": [_step(step, numbers) for step in program.steps],
-        "bindings": [_binding(b, since, graphs[b.scope]) for b, since in stated(program)],
+        "bindings": bindings,
         "arena": plan.size,
         "offsets": [[name, at] for name, at in plan.offsets.items()],
     }
@@ -100,9 +121,37 @@ def _buffer(b: Buffer) -> list[object]:
 # What buffers hold
 
 
-def _binding(b: Binding, since: int, graph: Graph) -> list[object]:
-    content = _content(b.content, graph.nodes[b.value.node], b.value.output)
-    return [b.buffer, b.scope, b.value.node, b.value.output, content, since]
+def _bindings(program: Program, graphs: Mapping[str, Stated]) -> Iterator[list[object]]:
+    """Each with the number of the call from which on it holds, and the values that are any numbers
+    in place of what the buffer holds."""
+    every, scopes = stated(program), [scope for _, scope in scoped_calls(program.steps)]
+    begun = zeroed(program, every)
+    for i, (b, since) in enumerate(every):
+        graph = graphs[b.scope]
+        value, elements, of = graph.value(b)
+        if value == b.value:
+            content = _content(b.content, graph.graph.nodes[value.node], value.output)
+        else:
+            content = ["whole"] if elements is None else _content_of(elements)
+        if i in begun:
+            yield [b.buffer, b.scope, *graph.zeros(value), content, since, []]
+        if since != START and not is_call(b.scope) and scopes[since] != b.scope:
+            of = of or _constants(b.scope, graphs)
+        now = begun.get(i, since)
+        yield [b.buffer, b.scope, *value, content, now, [list(v) for v in of]]
+
+
+def _constants(scope: str, graphs: Mapping[str, Stated]) -> tuple[TensorValue, ...]:
+    """What a scan's values are made of that are made once, before it."""
+    outer, _, position = around(scope)
+    attributes = graphs[outer].graph.nodes[position].attributes
+    assert isinstance(attributes, Scan)
+    inputs = graphs[scope].graph.inputs
+    return tuple(TensorValue(i) for i in inputs[: attributes.constants])
+
+
+def _content_of(elements: Elements) -> list[object]:
+    return ["layout", *_elements(elements), [], ""]
 
 
 def _content(content: Content, node: Node, output: int) -> list[object]:
@@ -110,10 +159,11 @@ def _content(content: Content, node: Node, output: int) -> list[object]:
         case Whole((), 0):
             return ["whole"]
         case Whole(order, pitch):
-            elements = _in_memory(node.types[output].shape, order, pitch)
-            return ["layout", *_elements(elements), [], ""]
+            return _content_of(_in_memory(node.types[output].shape, order, pitch))
         case Copy(elements):
-            return ["layout", *_elements(elements), [], ""]
+            return _content_of(elements)
+        case Partial(_, _, "spread"):
+            return ["work", "a spread of many terms, held at 0 or above"]
         case Partial(elements, summed, op):
             terms = replace(elements, element=_result_first(elements.element, node))
             return ["layout", *_elements(terms), _variables(summed), op]
@@ -145,7 +195,8 @@ def _result_first(element: tuple[Index, ...], node: Node) -> tuple[Index, ...]:
 
 
 def _elements(e: Elements) -> list[object]:
-    element, guards = [_index(i) for i in e.element], [_value(g) for g in e.guards]
+    element = [_index(i) for i in e.element]
+    guards = [[_index(g.index), g.low, g.high] for g in e.guards]
     return [_variables(e.variables), _index(e.address), element, guards]
 
 

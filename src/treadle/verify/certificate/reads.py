@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 from treadle.base.shapes import Shape
 from treadle.ir.literal import Number
@@ -28,8 +27,7 @@ Read = tuple[Sequence[Guard], Index]
 Types = tuple[TensorType, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Reads:
+class Reads(NamedTuple):
     """What every operand of a use is read at, and under which bounds; operands by position."""
 
     shape: Shape

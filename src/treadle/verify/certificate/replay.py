@@ -8,6 +8,8 @@ from typing import Any
 
 from treadle.base.errors import GraphError
 from treadle.ir.graph import Graph
+from treadle.ir.ops.leaves import Leaf
+from treadle.ir.types import TensorType
 from treadle.kernel.evidence import Passage, Relation
 from treadle.verify.certificate.graphs import Records, operand_types, ordered, use_record
 from treadle_checker.equality import Effort, check_related
@@ -45,6 +47,10 @@ def _replayed(passage: Passage, known: _Graphs) -> Passage:
     return passage
 
 
+def _type(t: TensorType) -> Type:
+    return Type(t.dtype.name, t.shape)
+
+
 class _Graphs:
     """Treadle's graphs as the checker has them, without a file between."""
 
@@ -56,18 +62,18 @@ class _Graphs:
 
     def of(self, graph: Graph, name: str = "") -> Known:
         """Its values and lines are taken as they are: they look the same, and there are many."""
-        nodes = []
+        nodes, uses, every = list[Node](), self.uses, self.types
         for node in graph.nodes:
             use = node.op, node.attributes, operand_types(graph, node)
-            known = self.uses.get(use)
+            known = uses.get(use)
             if known is None:
-                known = self.uses[use] = self._use(*use)
-            types = self.types.get(node.types)
+                known = uses[use] = self._use(*use)
+            types = every.get(node.types)
             if types is None:
-                types = tuple(Type(t.dtype.name, t.shape) for t in node.types)
-                self.types[node.types] = types
+                types = tuple(map(_type, node.types))
+                every[node.types] = types
             op, attributes, key, order = known
-            operands: Any = tuple(ordered(node, order))
+            operands: Any = node.operands if order is None else tuple(ordered(node, order))
             line: Any = node.origin or ""
             nodes.append(Node(op, attributes, operands, types, line, key))
         outputs = tuple((o.kind.value, o.name, Value(*o.value)) for o in graph.outputs)
@@ -76,6 +82,10 @@ class _Graphs:
     def _use(
         self, op: Any, attributes: Any, operands: Any
     ) -> tuple[str, Any, str, Sequence[int] | None]:
+        if isinstance(attributes, Leaf):  # most uses are: they need no record
+            leaf = {"name": attributes.name, "type": _type(attributes.type)}
+            dtype, shape = leaf["type"]
+            return op.name, leaf, f'{op.name} ["{dtype}", {shape}] {attributes.name!r}', None
         name, raw, order = use_record(op, attributes, operands, self.records)
         if name not in SCHEMA:  # one that somebody added
             raise NotEstablished(f"the checker does not know the op {name}")

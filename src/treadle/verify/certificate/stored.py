@@ -11,10 +11,9 @@ from typing import Any
 from treadle.ir.graph import Graph
 from treadle.ir.marks import pairs_of
 from treadle.kernel.program import Program
-from treadle.kernel.states import is_call
 from treadle.memory.plan import BufferPlan
 from treadle.verify.certificate.graphs import Records
-from treadle.verify.certificate.programs import program_record
+from treadle.verify.certificate.programs import program_records
 
 MOST_BYTES = 2**28  # of a record that is read back
 
@@ -37,12 +36,12 @@ def program_evidence(graph: Graph, program: Program, buffers: BufferPlan) -> Cal
 
 def _packed(graph: Graph, program: Program, buffers: BufferPlan) -> bytes:
     records = Records()
-    # Definitions of composites are the bodies of calls.
-    graphs = {s: g for s, g in program.bindings.graphs if not is_call(s)}
+    record, graphs = program_records(program, buffers, records)
+    scheduled = dict(program.bindings.graphs)[""]
     found = {
-        "program": records.add(program_record(program, buffers)),
-        "graphs": {scope: records.graph(g) for scope, g in graphs.items()},
-        "pairs": [[*a, *b] for a, b in pairs_of(graph, graphs[""])],
+        "program": records.add(record),
+        "graphs": graphs,
+        "pairs": [[*a, *b] for a, b in pairs_of(graph, scheduled)],
         "records": records.texts,
     }
     text = json.dumps(found, sort_keys=True, separators=(",", ":"))
