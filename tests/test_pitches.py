@@ -1,4 +1,4 @@
-"""Rows of matrices that a library multiplies start at whole packs."""
+"""Rows of matrices that a library multiplies start at whole packs; planes read across lie apart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treadle.base.dtypes import DType
 from treadle.ir.graph import Graph
 from treadle.ir.types import TensorType
 from treadle.kernel.launch import matmul_call_of
-from treadle.kernel.target import GPU
+from treadle.kernel.target import CPU, GPU, Target
 from treadle.schedule.schedule import schedule
 
 LIBRARY = dataclasses.replace(
@@ -66,3 +66,41 @@ def test_rows_of_matmuls_start_at_packs(dtype: DType, tokens: int) -> None:
         for n, i in graph.leaves.items()
     }
     assert_within(graph, arrays, interpreted(program, arrays), 4.0)
+
+
+def sizes_of(graph: Graph, target: Target) -> set[int]:
+    """Of all that kernels read and write in memory."""
+    return {b.size for k in schedule(graph, target=target).distinct() for b in k.buffers}
+
+
+def tokens_of(x, y, z):
+    """Planes of 4 KiB, which tokens read across."""
+    planes = x * y + z
+    tokens = planes.reshape(*planes.shape[:2], -1).permute(0, 2, 1)
+    return td.exp(tokens), td.cos(tokens)
+
+
+def test_planes_that_are_read_across_do_not_share_a_place_in_the_cache() -> None:
+    shapes = [td.Spec((2, 64, 32, 32))] * 3
+    graph = td.trace(tokens_of, *shapes)
+    assert 2 * 64 * 32 * 33 in sizes_of(graph, CPU)
+    assert 2 * 64 * 32 * 33 not in sizes_of(graph, dataclasses.replace(CPU, way=0))
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=s.shape).astype(np.float32) for s in shapes]
+    found, expected = (
+        td.compile(tokens_of, *shapes, device=device)(*arrays) for device in ("cpu", "oracle")
+    )
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-3)
+
+
+def test_what_rows_are_taken_of_lies_row_by_row() -> None:
+    """A matmul reads the same planes as they lie."""
+
+    def both(x, m):
+        planes = td.tanh(x) + 1.0
+        return td.exp(planes.permute(0, 2, 1)), planes @ m
+
+    shapes = [td.Spec((2, 64, 1024)), td.Spec((1024, 16))]
+    graph = td.trace(both, *shapes)
+    assert 2 * 64 * 1040 not in sizes_of(graph, CPU)

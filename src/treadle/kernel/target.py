@@ -366,6 +366,8 @@ class Target:
     most_statements: int = 120
     most_small_statements: int = 40  # of kernels that one thread (or block) runs
     cache: int = 3 << 20  # bytes that an iteration may write: what follows should find them near
+    way: int = 4 << 10  # bytes from one line to the next that shares its place in the first cache
+    ways: int = 8  # lines that such a place holds
     parts: int = 1 << 14  # elements from which a reduction is worth sharing out
     panels: int = 8 << 20  # bytes that matmuls of one kernel may read in each iteration
     few: int = 0  # elements, up to which kernels of few rows are fused on a GPU
@@ -403,6 +405,7 @@ GPU = Target(
     least_rows=512,
     small=2048,
     cache=1 << 15,
+    way=0,
     panels=1 << 40,
     few=1 << 16,
     most_buffers=60,

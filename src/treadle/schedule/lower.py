@@ -55,7 +55,7 @@ from treadle.schedule.keep import (
 from treadle.schedule.nests import Buffers, along, axis_vars, copies, parallel, pitched, stays
 from treadle.schedule.order import Memo, Order
 from treadle.schedule.patterns import concatenated_gradients, matmul_epilogues, spreads
-from treadle.schedule.pitches import Pitches, row_pitches
+from treadle.schedule.pitches import Pitches, crossed_pitches, row_pitches
 from treadle.schedule.recompute import Recomputed, recomputed
 from treadle.schedule.templates import has_kernels, has_template, images, in_memory_order, layouts
 
@@ -178,6 +178,9 @@ class Lowering:
         self.pitches: Pitches = {}
         if fuse and self.target.chooses_layouts:
             self.pitches = row_pitches(graph, self.materialized, besides, self.target)
+        elif fuse:
+            besides |= {*self.recomputed.values()}
+            self.pitches = crossed_pitches(graph, self.materialized, besides, self.target)
         self.buffers = {n: self.buffer(v) for v, n in self.names.items()}
         self.done = {p.whole for p in self.parts.values()}  # what has nothing left to do
         self.sums = {found.sum: matmul for matmul, found in self.epilogues.items()}
