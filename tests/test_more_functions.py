@@ -298,7 +298,7 @@ def test_medians_know_nan_and_integers() -> None:
     whole = index(9, 3, 4)
     expected = torch.tensor(whole).median(1).values.numpy()
     np.testing.assert_array_equal(td.tensor(whole).median(1).numpy(), expected)
-    refused(lambda: td.quantile(x, 1.5), td.ArgumentError, "quantile", "between 0 and 1")
+    refused(lambda: td.quantile(x, 1.5), td.ArgumentError, "quantile", "from 0 to 1")
     refused(lambda: td.median(np.zeros((0, 3)), 0), td.ArgumentError, "median")
 
 

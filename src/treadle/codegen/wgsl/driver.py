@@ -22,6 +22,7 @@ from treadle.kernel.nodes import Kernel, Matmul
 from treadle.kernel.program import Program
 from treadle.kernel.shaders import (
     AS_DEVICE,
+    BY_DEVICE,
     FLOATS,
     HALVES,
     MOST_WORKGROUPS,
@@ -92,7 +93,7 @@ def _text(kernel: Kernel, lines: Values) -> str:
     declared = [*enabled, f"@group(1) @binding(0) var<uniform> arguments: {room};", *lines.shared]
     functions = called(body)
     if lines.halves and ROUNDED in functions:  # as the device does it, where it does so rightly
-        quick = f"{ROUNDED}\n  if ({AS_DEVICE}) {{ return f32(f16(x)); }}"
+        quick = f"{ROUNDED}\n  if ({AS_DEVICE}) {{ return {BY_DEVICE}; }}"
         functions = functions.replace(ROUNDED, quick)
         declared.append(f"override {AS_DEVICE}: bool = false;")
     if "kept(" in body + functions:

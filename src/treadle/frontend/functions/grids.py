@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 
 from treadle.base import dtypes
 from treadle.base.errors import ShapeError
 from treadle.base.numbers import check_choice
+from treadle.base.shapes import Shape
 from treadle.frontend.coerce import as_tensor, constant
 from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.arithmetic import (
@@ -35,22 +35,23 @@ from treadle.frontend.functions.shaping import (
     unsqueeze,
 )
 from treadle.frontend.tensor import Operand, Tensor
+from treadle.ir.types import TensorType
 
 MODES = ("bilinear", "nearest")
 PADDINGS = ("zeros", "border", "reflection")
 
 
-def affine_grid(theta: Operand, size: Sequence[int], align_corners: bool = False) -> Tensor:
+def affine_grid(theta: Operand, size: Shape, align_corners: bool = False) -> Tensor:
     """The places that affine maps take an image's to, for `grid_sample`: (N, d, d + 1) and the size
     (N, C, …) → (N, …, d).
 
     Places go from −1 to 1, the last axis first; with `align_corners` these are the middles of the
     outermost elements, otherwise their outer edges.
     """
-    maps, space = as_tensor(theta), tuple(size)[2:]
-    wanted = (*tuple(size)[:1], len(space), len(space) + 1)
-    if maps.shape != wanted or not space:
-        told = f"theta is {maps.type}, the size {tuple(size)}"
+    maps, sizes = as_tensor(theta), TensorType(size).shape
+    space = sizes[2:]
+    if not space or maps.shape != (sizes[0], len(space), len(space) + 1):
+        told = f"theta is {maps.type}, the size {sizes}"
         raise ShapeError("affine_grid", told, "They are (N, d, d + 1) and (N, C, d sizes).")
     each = []
     for axis, n in reversed(list(enumerate(space))):
@@ -130,7 +131,7 @@ def _bent(place: Tensor, size: int, padding: str, align_corners: bool) -> Tensor
     return clamp(place, 0.0, size - 1.0)
 
 
-def _at(image: Tensor, places: Sequence[Tensor]) -> Tensor:
+def _at(image: Tensor, places: list[Tensor]) -> Tensor:
     """Elements at whole places, zero outside: the channels of each lie side by side."""
     batch, space = image.shape[0], image.shape[2:]
     inside: Tensor | None = None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from treadle.base.errors import ArgumentError
-from treadle.base.numbers import check_choice
+from treadle.base.numbers import FRACTION, check_choice, check_number
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions.arithmetic import as_real, isnan, where
 from treadle.frontend.functions.reductions import any as any_of
@@ -57,13 +57,13 @@ def quantile(
     x = as_real(x)
     line, at = _line("quantile", x, axis)
     ordered, last = sort(line, at)[0], line.shape[at] - 1
+    parts = list(q) if isinstance(q, (list, tuple, np.ndarray)) else None
     found = []
-    for part in np.atleast_1d(np.asarray(q, float)).tolist():
-        if not 0 <= part <= 1:
-            raise ArgumentError("quantile", f"q = {part:g}", "It lies between 0 and 1.")
-        value = _with_nan(line, _between(ordered, at, part * last, interpolation), at)
+    for part in [q] if parts is None else parts:
+        place = check_number("quantile", "q", part, FRACTION) * last
+        value = _with_nan(line, _between(ordered, at, place, interpolation), at)
         found.append(_kept(value, x, axis, at, keepdims))
-    return found[0] if np.ndim(q) == 0 else stack(found)
+    return found[0] if parts is None else stack(found)
 
 
 def _between(ordered: Tensor, axis: int, place: float, interpolation: str) -> Tensor:
