@@ -104,3 +104,19 @@ def test_what_rows_are_taken_of_lies_row_by_row() -> None:
     shapes = [td.Spec((2, 64, 1024)), td.Spec((1024, 16))]
     graph = td.trace(both, *shapes)
     assert 2 * 64 * 1040 not in sizes_of(graph, CPU)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 64, 1024), (2, 0, 32, 32), (2, 64, 0), (1, 64, 1024)])
+def test_permutations_of_nothing_and_of_numbers(shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    axes = tuple(reversed(range(len(shape))))
+
+    def turned(x: Any) -> list[Any]:
+        planes = td.tanh(x) + 1.0
+        return [td.exp(td.permute(planes, axes)), planes.sum(), td.permute(planes, axes) * 2.0]
+
+    found = td.compile(turned, td.Spec(shape), device="cpu")(x)
+    planes = np.tanh(x) + 1
+    expected = np.exp(planes.transpose(axes)), planes.sum(), planes.transpose(axes) * 2
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)

@@ -111,7 +111,8 @@ def _crossed(
 ) -> Iterator[tuple[TensorValue, int]]:
     """Tensors in memory that a permutation reads across, and how far their elements are apart."""
     for node in graph.nodes:
-        if not isinstance(node.attributes, Permute):
+        type_ = node.types[0]
+        if not isinstance(node.attributes, Permute) or 0 in (type_.rank, type_.size):
             continue
         (operand,), axis = node.operands, node.attributes.axes[-1]
         shape, dtype = graph.type_of(operand).shape, graph.type_of(operand).dtype
