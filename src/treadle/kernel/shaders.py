@@ -19,8 +19,8 @@ from treadle.kernel.plan import Plan, PlannedPhase, PlannedStep
 MOST_WORKGROUPS = 65535  # along one dimension: what every device takes
 Place = tuple[int, int]  # an arena, and bytes from its start
 WORDS, FLOATS, HALVES, PACKS = "u32", "f32", "f16", "vec4<f16>"  # what a binding is an array of
-# float16 by way of its bits, in which `zero` changes nothing: a compiler that knew that would leave
-# a conversion there and back away, as NVIDIA's does.
+# float16 by way of its bits, in which `zero` changes nothing, as no compiler knows: some leave a
+# conversion there and back away, as NVIDIA's seems to (docs/decisions.md).
 BY_DEVICE = "unpack2x16float(pack2x16float(vec2<f32>(x, 0.0f)) ^ zero).x"
 AS_DEVICE = "rounds_as_device"  # a constant of pipelines: whether its float16 are rounded rightly
 ELEMENT_BYTES = {WORDS: 4, FLOATS: 4, HALVES: 2, PACKS: 8}
