@@ -127,6 +127,19 @@ def test_products_of_float16_are_matrices_where_a_target_has_them() -> None:
     assert "coop_mat" not in rendered(td.trace(products, SQUARE, SQUARE), FULL)[0].text
 
 
+def test_sums_of_matrices_are_stored_by_the_device_s_own_rounding() -> None:
+    """One conversion an element where it rounds to nearest, which a number tells; else by bits."""
+    narrow = TensorType((256, 64), dtypes.float16)
+    (shader,) = rendered(td.trace(lambda x, y: [x @ y.T], narrow, narrow), FULL)
+    text = re.sub(r"\s+", " ", shader.text)
+    quick = "fn nearest_float16(x: f32) -> f16 { if (rounds_as_device) { return f16(x); }"
+    assert f"{quick} return f16(round_float16(x)); }}" in text
+    assert "override rounds_as_device: bool = false;" in text
+    stores = re.findall(r"\] = vec4<f16>\((.+?)\);", text[text.index("fn main") :])
+    assert stores
+    assert all(s.count("nearest_float16(") == 4 and "round_float16" not in s for s in stores)
+
+
 @pytest.mark.parametrize("sizes", [(512, 384, 1000), (8192, 64, 1024), (96, 70, 33), (64, 64, 16)])
 def test_matrices_are_multiplied_under_no_condition(sizes: tuple[int, int, int]) -> None:
     """As wgpu's compiler wants it, which takes no variable for the same in all threads."""

@@ -11,7 +11,7 @@ from treadle.base import dtypes
 from treadle.codegen.wgsl import scalars
 from treadle.codegen.wgsl.blocks import Blocks
 from treadle.codegen.wgsl.matrices import Matrices
-from treadle.codegen.wgsl.prelude import ROUNDED, called
+from treadle.codegen.wgsl.prelude import NEAREST, ROUNDED, called
 from treadle.codegen.wgsl.render import Writer
 from treadle.codegen.wgsl.scatter import Scatter
 from treadle.codegen.wgsl.tiles import Contraction
@@ -93,8 +93,9 @@ def _text(kernel: Kernel, lines: Values) -> str:
     declared = [*enabled, f"@group(1) @binding(0) var<uniform> arguments: {room};", *lines.shared]
     functions = called(body)
     if lines.halves and ROUNDED in functions:  # as the device does it, where it does so rightly
-        quick = f"{ROUNDED}\n  if ({AS_DEVICE}) {{ return {BY_DEVICE}; }}"
-        functions = functions.replace(ROUNDED, quick)
+        for first, quick in ((ROUNDED, BY_DEVICE), (NEAREST, "f16(x)")):
+            quick = f"{first}\n  if ({AS_DEVICE}) {{ return {quick}; }}"
+            functions = functions.replace(first, quick)
         declared.append(f"override {AS_DEVICE}: bool = false;")
     if "kept(" in body + functions:
         declared.append("var<private> zero: u32;")

@@ -224,7 +224,7 @@ class Matrices(Contraction):
         local, store, parts = self.product.local, self.fours, list[str]()
         for u in range(4):
             self.names[local], self.dtypes[local] = f"four[{u}]", self.product.dtype
-            parts.append(f"f16({self.stored_value(store.value)})")
+            parts.append(f"nearest_float16({self.value(store.value, True)})")
         into = self.pack(store.buffer, store.index)
         self.add(f"{into} = vec4<f16>({', '.join(parts)});")
 

@@ -254,6 +254,8 @@ fn round_float16(x: f32) -> f32 {
   if (m < 6.103515625e-05f) { return with_sign(kept(m + 0.5f) - 0.5f, x); }
   let found = bitcast<f32>((b + 0xfffu + ((b >> 13u) & 1u)) & 0xffffe000u);
   return select(found, with_sign(number(0x7f800000u), x), abs(found) > 65504.0f); }
+fn nearest_float16(x: f32) -> f16 {
+  return f16(round_float16(x)); }
 fn held_i32(x: i32, n: i32) -> i32 { return clamp(x, 0, n - 1); }
 fn held_u32(x: u32, n: i32) -> i32 { return i32(min(x, u32(n - 1))); }
 """
@@ -267,6 +269,7 @@ def _functions() -> dict[str, str]:
 
 FUNCTIONS = _functions()
 ROUNDED = "fn round_float16(x: f32) -> f32 {"
+NEAREST = "fn nearest_float16(x: f32) -> f16 {"
 _CALLED = re.compile(r"\b(\w+)\(")
 
 

@@ -34,13 +34,14 @@ _FEATURES = ("subgroup", "subgroup-barrier", "shader-f16", "timestamp-query")
 _SUBGROUPS = {0x10DE: 32, 0x106B: 32}  # of vendors that have one size alone: NVIDIA, Apple
 
 
-_ROUNDING = f"""
+_ROUNDING = f"""enable f16;
 @group(0) @binding(0) var<storage, read> given: array<f32>;
 @group(0) @binding(1) var<storage, read_write> made: array<f32>;
+@group(0) @binding(2) var<storage, read_write> halves: array<f16>;
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {{
   let zero = bitcast<u32>(given[0]); let x = given[id.x];
-  made[id.x] = {BY_DEVICE}; }}
+  made[id.x] = {BY_DEVICE}; halves[id.x] = f16(x); }}
 """
 
 
@@ -301,9 +302,10 @@ class Device:
             usage = self.wgpu.BufferUsage.STORAGE | self.wgpu.BufferUsage.COPY_SRC
             source = self.device.create_buffer_with_data(data=given, usage=usage)
             made = self.device.create_buffer(size=given.nbytes, usage=usage)
+            halves = self.device.create_buffer(size=given.size * 2, usage=usage)
             entries = [
                 {"binding": i, "resource": {"buffer": b, "offset": 0, "size": b.size}}
-                for i, b in enumerate((source, made))
+                for i, b in enumerate((source, made, halves))
             ]
             layout = pipeline.get_bind_group_layout(0)
             group = self.device.create_bind_group(layout=layout, entries=entries)
@@ -315,9 +317,11 @@ class Device:
             part.end()
             self.queue.submit([encoder.finish()])
             found = np.frombuffer(self.queue.read_buffer(made), np.uint32)
+            stored = np.frombuffer(self.queue.read_buffer(halves), np.uint16)
         with np.errstate(over="ignore"):
-            rounded = given.astype(np.float16).astype(np.float32)
-            return bool((found == rounded.view(np.uint32)).all())
+            rounded = given.astype(np.float16)
+        is_right = (found == rounded.astype(np.float32).view(np.uint32)).all()
+        return bool(is_right and (stored == rounded.view(np.uint16)).all())
 
     def _module(self, text: str) -> Any:
         """A module whose accesses are not tested once more: the verifier proved them in bounds.
