@@ -31,7 +31,7 @@ from treadle.kernel.program import Program
 from treadle.kernel.text import to_text
 from treadle.schedule.schedule import schedule
 
-WIDE = Machine(16, permutes=True, registers=32)
+WIDE = Machine(16, permutes=16, registers=32)
 F32 = dtypes.float32
 
 

@@ -117,13 +117,13 @@ def test_arm64_is_refused_elsewhere() -> None:
 
 def test_what_code_may_use() -> None:
     everything = x86(*ALL_OF_V4)
-    wide = Machine(16, permutes=True, registers=32)
-    assert target_of("x86-64-v2", everything).machine == Machine(4, False, False, False)
-    assert target_of("x86-64-v3", everything).machine == Machine(8)
+    wide = Machine(16, permutes=16, registers=32)
+    assert target_of("x86-64-v2", everything).machine == Machine(4, 0, False, False)
+    assert target_of("x86-64-v3", everything).machine == Machine(8, permutes=8)
     assert target_of("x86-64-v4", everything).machine == wide
     assert target_of(NATIVE, everything).machine == wide
-    assert target_of("8", everything).machine == Machine(8, registers=32)
-    assert target_of("32", everything).machine == Machine(32)
+    assert target_of("8", everything).machine == Machine(8, permutes=8, registers=32)
+    assert target_of("32", everything).machine == Machine(32, permutes=8)
     assert target_of(NATIVE, ARM).machine == Machine(4, registers=32)
     old = x86(*features_of("x86-64-v2"))
     assert target_of(NATIVE, old).machine == Machine(4, has_fma=False, has_half=False)

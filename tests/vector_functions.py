@@ -71,7 +71,7 @@ class Compiled:
         dtype: DType = float32,
         inline: bool = False,
         is_plain: bool = False,
-        permutes: bool = False,
+        permutes: int = 0,
     ) -> None:
         self.width, self.dtype, self.arity = width, dtype, mathematics.arity(name)
         machine = Machine(width, permutes, has_fma=not is_plain)

@@ -1,4 +1,4 @@
-"""Fits and prints the polynomials of codegen/llvm/mathematics.py.
+"""Fits and prints codegen/llvm/coefficients.py.
 
     python tools/fit_polynomials.py
 
@@ -258,36 +258,55 @@ FITS = (
 )
 
 
-def _piece(n: int) -> Fit:
-    """erf about n / 4; the first piece, about 0, has a factor x of its own and no constant term."""
-    about = "erf(n / 4 + x) for |x| ≤ ⅛; the first erf(x) / x; error relative to erf"
-    if n == 0:
-        return Fit(
-            "ERF_PIECES", about, _erf_quotient, lambda x: 1 / _erf_quotient(x), (0, EIGHTH), 5
+@dataclass(frozen=True)
+class Pieces:
+    """erf about the multiples of a step, each a polynomial of so many coefficients.
+
+    The first piece, about 0, has a factor x of its own and no constant term.
+    """
+
+    name: str
+    count: int
+    step: mpf
+    coefficients: int
+
+    @property
+    def about(self) -> str:
+        half = mp.nstr(self.step / 2, 6)
+        return (
+            f"erf({mp.nstr(self.step, 6)} n + x) for |x| ≤ {half}; the first erf(x) / x; relative"
         )
-    middle = mpf(n) / 4
-    return Fit(
-        "ERF_PIECES",
-        about,
-        lambda x: mp.erf(middle + x),
-        lambda x: 1 / mp.erf(middle + x),
-        (-EIGHTH, EIGHTH),
-        6,
-    )
+
+    def fit(self, n: int) -> Fit:
+        half, middle = self.step / 2, self.step * n
+        if n == 0:
+            interval, count = (mpf(0), half), self.coefficients - 1
+            return Fit(self.name, "", _erf_quotient, _over(_erf_quotient), interval, count)
+
+        def erf(x: mpf) -> mpf:
+            return mp.erf(middle + x)
+
+        return Fit(self.name, "", erf, _over(erf), (-half, half), self.coefficients)
+
+    def fitted(self, n: int) -> tuple[list[mpf], mpf]:
+        """Coefficients from the constant up, and the largest error."""
+        coefficients, error = fitted(self.fit(n))
+        return ([mpf(0)] if n == 0 else []) + list(coefficients), error
+
+
+def _over(function: Real) -> Real:
+    return lambda x: 1 / function(x)
 
 
 def _erf_quotient(x: mpf) -> mpf:
     return mp.erf(x) / x if x else 2 / mp.sqrt(mp.pi)
 
 
-EIGHTH = mpf(1) / 8
-PIECES = tuple(_piece(n) for n in range(16))
-
-
-def fitted_piece(n: int) -> tuple[list[mpf], mpf]:
-    """Six coefficients, from the constant up, and the largest error."""
-    coefficients, error = fitted(PIECES[n])
-    return ([mpf(0)] if n == 0 else []) + list(coefficients), error
+# For registers of 16 numbers and of 8: the step has few bits, so that its multiples are exact.
+PIECES = (
+    Pieces("ERF_PIECES", 16, mpf(1) / 4, 6),
+    Pieces("ERF_LONG_PIECES", 8, mpf(17) / 32, 7),
+)
 
 
 def listing(values: Sequence[mpf], digits: int) -> str:
@@ -300,12 +319,13 @@ def main() -> None:
         bits = float(mp.log(error, 2))
         print(f"# {fit.about}: 2^{bits:.1f}.")
         print(f"{fit.name} = (\n{listing(coefficients, fit.digits)})")
-    pieces = [fitted_piece(n) for n in range(len(PIECES))]
-    bits = float(mp.log(max(error for _, error in pieces), 2))
-    print(f"# {PIECES[0].about}: 2^{bits:.1f}.\nERF_PIECES = (")
-    for coefficients, _ in pieces:
-        print(f"    ({', '.join(f'{float(c):.9g}' for c in coefficients)}),")
-    print(")")
+    for pieces in PIECES:
+        found = [pieces.fitted(n) for n in range(pieces.count)]
+        bits = float(mp.log(max(error for _, error in found), 2))
+        print(f"# {pieces.about}: 2^{bits:.1f}.\n{pieces.name} = (")
+        for coefficients, _ in found:
+            print(f"    ({', '.join(f'{float(c):.9g}' for c in coefficients)}),")
+        print(")")
     print(f"LN2 = (\n{listing(parts(mp.ln2, 2), 9)})")
     print(f"HALF_PI = (\n{listing(parts(mp.pi / 2, 3), 9)})")
     print(f"ERF_SLOPE = {float(ERF_SLOPE):.9g}")

@@ -123,7 +123,7 @@ def cpu_texts(graph: Any) -> Iterator[tuple[str, str]]:
     from treadle.kernel.text import program_text
     from treadle.schedule.schedule import schedule
 
-    for machine in (Machine(8), Machine(16, permutes=True, registers=32)):
+    for machine in (Machine(8), Machine(16, permutes=16, registers=32)):
         program = schedule(graph, True, 2 * machine.width, in_place=True)
         yield f"program_{machine.width}", program_text(program)
         yield f"llvm_{machine.width}", render_program(program, machine)

@@ -12,7 +12,7 @@ class Machine:
     """What the code of a kernel may use."""
 
     width: int  # float32 lanes of a vector
-    permutes: bool = False  # whether lanes look numbers up in a register of 16
+    permutes: int = 0  # numbers of a register in which lanes look others up: 16, 8 or none
     has_fma: bool = True  # whether one instruction multiplies and adds
     has_half: bool = True  # whether one instruction converts float16
     registers: int = 16  # vectors of that width that are held at a time

@@ -205,6 +205,24 @@ class Function:
     def insert(self, x: Reg, scalar: Reg, lane: int) -> Reg:
         return self.value(x.type, f"insertelement {x}, {scalar}, i64 {lane}")
 
+    def lanes_from(self, x: Reg, start: int, count: int) -> Reg:
+        """So many lanes from one on; the last stands for those that there are not."""
+        width = width_of(x.type)
+        if width == count:
+            return x
+        if width == 1:
+            return self.insert(Reg(vector(x.type, count), "poison"), x, 0)
+        lanes = [min(start + i, width - 1) for i in range(count)]
+        return self.shuffle(x, Reg(x.type, "poison"), lanes)
+
+    def lanes_of(self, parts: Sequence[Reg], width: int) -> Reg:
+        """The first so many lanes of vectors of one type, whose number is a power of two."""
+        found = list(parts)
+        while len(found) > 1:
+            both = range(2 * width_of(found[0].type))
+            found = [self.shuffle(a, b, both) for a, b in zip(found[::2], found[1::2], strict=True)]
+        return self.extract(found[0], 0) if width == 1 else self.lanes_from(found[0], 0, width)
+
     def by_lane(self, type_: str, make: Callable[[int], Reg]) -> Reg:
         """A vector whose lanes are made one after the other."""
         result = Reg(type_, "poison")

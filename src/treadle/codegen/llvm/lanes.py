@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from treadle.codegen.llvm.emitter import Function, Reg, element_of, like, number, vector, width_of
 
+# What looks numbers up, by how many a register has.
+PERMUTATIONS = {16: "llvm.x86.avx512.permvar.sf.512", 8: "llvm.x86.avx2.permps"}
 _INTEGER = {"float": "i32", "double": "i64"}
 _FLOAT = {"i32": "float", "i64": "double"}
 
@@ -16,7 +18,7 @@ class Lanes:
     """Appends to a function. A Python number is a constant of the type of the first operand."""
 
     function: Function
-    permutes: bool = False  # whether the processor looks numbers up in a register of 16
+    permutes: int = 0  # numbers of a register in which the processor looks others up, if it does
     has_fma: bool = True
 
     def add(self, a: Reg, b: Reg | float) -> Reg:
@@ -57,23 +59,19 @@ class Lanes:
         return value
 
     def looked_up(self, table: Sequence[float], index: Reg) -> Reg:
-        """Of 16 numbers for each lane the one that its lowest four bits count to."""
-        f, width = self.function, width_of(index.type)
-        numbers = [number(x, "float") for x in table]
-        all_ = Reg(vector("float", 16), f"<{', '.join(map(str, numbers))}>")
-        if width == 16:
-            name = "llvm.x86.avx512.permvar.sf.512"
-            f.declarations.add(f"declare {all_.type} @{name}({all_.type}, {index.type})")
-            return f.call(name, all_.type, all_, index)
-        count = self.integer("and", index, 15)
-        if width == 1:
-            return f.value("float", f"extractelement {all_}, {count}")
-        found = number(0.0, vector("float", width))
-        for i in range(width):
-            lane = f.value("i32", f"extractelement {count}, i32 {i}")
-            one = f.value("float", f"extractelement {all_}, {lane}")
-            found = f.value(found.type, f"insertelement {found}, {one}, i32 {i}")
-        return found
+        """For each lane the number that its lowest bits count to, of a table as long as a register.
+
+        Fewer lanes are filled up, more are taken in parts: a lane's bits depend on no width.
+        """
+        f, width, count = self.function, width_of(index.type), len(table)
+        numbers = ", ".join(str(number(x, "float")) for x in table)
+        all_, name = Reg(vector("float", count), f"<{numbers}>"), PERMUTATIONS[count]
+        f.declarations.add(f"declare {all_.type} @{name}({all_.type}, {vector('i32', count)})")
+        found = []
+        for start in range(0, width, count):
+            places = f.lanes_from(index, start, count)
+            found.append(f.call(name, all_.type, all_, places))
+        return f.lanes_of(found, width)
 
     def negative(self, x: Reg) -> Reg:
         return self.function.value(x.type, f"fneg {x}")

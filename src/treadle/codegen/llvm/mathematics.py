@@ -1,8 +1,7 @@
 """Elementary functions of vectors: float32 from our own polynomials, float64 from libm.
 
 On one processor every function is the same arithmetic for every width, so that a lane's result
-depends on neither its place nor its neighbours. Errors and methods are in docs/mathematics.md; the
-coefficients are printed by tools/fit_polynomials.py.
+depends on neither its place nor its neighbours. Errors and methods are in docs/mathematics.md.
 """
 
 from __future__ import annotations
@@ -11,6 +10,21 @@ import math
 from collections.abc import Callable
 
 from treadle.base.dtypes import DType, float32
+from treadle.codegen.llvm.coefficients import (
+    ATAN,
+    COS,
+    ERF,
+    ERF_LONG_PIECES,
+    ERF_PIECES,
+    ERF_SLOPE,
+    EXP,
+    EXP2,
+    HALF_PI,
+    LN2,
+    LOG,
+    LOG2,
+    SIN,
+)
 from treadle.codegen.llvm.emitter import (
     Function,
     Reg,
@@ -25,108 +39,6 @@ from treadle.kernel.machine import Machine
 
 PLAIN = Machine(1)  # what functions use where nothing else is said; their width is their own
 
-# (eˣ − 1 − x) / x² for |x| ≤ ln 2 / 2; error relative to eˣ − 1: 2^-26.1.
-EXP = (
-    0.49999997,
-    0.166665465,
-    0.0416674465,
-    0.00836625788,
-    0.0013869385,
-)
-# (log(1 + x) − x + x²/2) / x³ for √½ ≤ 1 + x ≤ √2; error relative to log(1 + x): 2^-27.2.
-LOG = (
-    0.333333313,
-    -0.250008225,
-    0.200012624,
-    -0.166233465,
-    0.14200978,
-    -0.131601796,
-    0.127673805,
-    -0.0763980448,
-)
-# (sin x − x) / x³ in x² for |x| ≤ π/4; error relative to sin x: 2^-27.9.
-SIN = (
-    -0.166666552,
-    0.00833218917,
-    -0.000195182918,
-)
-# (cos x − 1 + x²/2) / x⁴ in x² for |x| ≤ π/4; error relative to cos x: 2^-33.0.
-COS = (
-    0.0416666456,
-    -0.00138873095,
-    2.44323273e-05,
-)
-# (atan x − x) / x³ in x² for 0 ≤ x ≤ 1; error relative to atan x: 2^-25.8.
-ATAN = (
-    -0.333331525,
-    0.199937671,
-    -0.142110035,
-    0.106657863,
-    -0.0755173117,
-    0.0432060696,
-    -0.0163643677,
-    0.00291981245,
-)
-# −log(erfc x) / x − ERF_SLOPE for 0 ≤ x ≤ 3.93; error relative to erf x: 2^-27.9.
-ERF = (
-    -5.41175531e-08,
-    0.636619389,
-    0.102777727,
-    -0.0191526208,
-    -0.000161242904,
-    0.0016678595,
-    -0.000633271178,
-    0.000117754971,
-    -9.26791654e-06,
-)
-# erf(n / 4 + x) for |x| ≤ ⅛; the first is x · erf(x) / x; error relative to erf: 2^-24.2.
-ERF_PIECES = (
-    (0, 1.12837923, -1.48717745e-05, -0.375537574, -0.00743003981, 0.141787857),
-    (0.276326388, 1.06001425, -0.264999002, -0.309197754, 0.126093015, 0.0811374709),
-    (0.520499885, 0.87878263, -0.439388424, -0.146480277, 0.18212752, 0.00832103752),
-    (0.711155653, 0.642931104, -0.482204616, 0.0267739613, 0.150670961, -0.0520759523),
-    (0.842700779, 0.415107489, -0.415101171, 0.138371184, 0.0688515902, -0.0690741539),
-    (0.92290014, 0.236521125, -0.29565987, 0.167534053, -0.00528653292, -0.0470116064),
-    (0.966105163, 0.118930288, -0.178406134, 0.138752162, -0.0436127372, -0.0149351601),
-    (0.986671686, 0.0527749956, -0.092364952, 0.0901578143, -0.0474047214, 0.00650041969),
-    (0.995322287, 0.0206669867, -0.0413453244, 0.0482229665, -0.0337108746, 0.0130326571),
-    (0.998537302, 0.00714231934, -0.0160793886, 0.0217245296, -0.0185415838, 0.0106479097),
-    (0.999593019, 0.00217828411, -0.00543078175, 0.0083500687, -0.00962147769, 0.0061273328),
-    (0.999899387, 0.000586277281, -0.00161680975, 0.00276030204, -0.00299300416, 0.00277131516),
-    (0.999977887, 0.000139253054, -0.000405982253, 0.000789053913, -0.00180968409, 0.00102562073),
-    (0.999995708, 2.91890265e-05, -0.000100589183, 0.0001957887, 7.56833397e-05, 0.000317801489),
-    (0.999999285, 5.39942675e-06, -3.31437732e-05, 4.22883604e-05, 0.000842788955, 8.34876264e-05),
-    (0.999999881, 8.81432186e-07, -4.96200471e-07, 7.96762743e-06, -0.000193930086, 1.87540409e-05),
-)
-# log2((1 + s) / (1 − s)) / s in s² for (1 + s) / (1 − s) from √½ to √2; relative: 2^-37.8.
-LOG2 = (
-    2.8853900817900779,
-    0.96179667335272023,
-    0.57708358283528516,
-    0.41167285114382207,
-    0.34072758317531104,
-)
-# (2ˣ − 1) / x for |x| ≤ ½; error relative to 2ˣ: 2^-28.9.
-EXP2 = (
-    0.69314720285491371,
-    0.24022647915423515,
-    0.055503324719052241,
-    0.0096184371111141011,
-    0.0013398874024886896,
-    0.00015353431395229833,
-)
-# Sums of float32s, so that n · LN2 and n · HALF_PI are subtracted almost exactly.
-LN2 = (
-    0.693147182,
-    -1.90465421e-09,
-)
-HALF_PI = (
-    1.57079637,
-    -4.37113883e-08,
-    -1.71512451e-15,
-)
-ERF_SLOPE = 1.12837923
-
 # Adding 1.5 · 2²³ rounds a float32 to an integer and leaves that integer in the lowest bits: no
 # conversion, which would be undefined for NaN.
 ROUND32, ROUND64 = 1.5 * 2.0**23, 1.5 * 2.0**52
@@ -138,7 +50,10 @@ SMALLEST_NORMAL = 2.0**-126
 EXP_RANGE = (-104.0, 89.0)  # beyond it exp is 0 and ∞
 TANH_END = 9.1  # from here on tanh rounds to 1
 ERF_END = 3.93  # from here on erf rounds to 1
-PIECES_END = 3.8749998  # the last number of the last piece, whose erf is next to 1
+Rows = tuple[tuple[float, ...], ...]
+# Polynomials, the step between them, and the last number that has one, whose erf is next to 1, by
+# how many numbers a register has.
+PIECES = {16: (ERF_PIECES, 0.25, 3.8749998), 8: (ERF_LONG_PIECES, 0.53125, ERF_END)}
 POW_RANGE = (-200.0, 200.0)  # powers of two beyond it are 0 and ∞ in float32
 SIN_END = 2.0**15  # from here on n · HALF_PI needs more parts
 
@@ -213,20 +128,20 @@ def _tanh(lanes: Lanes, x: Reg) -> Reg:
 def _erf(lanes: Lanes, x: Reg) -> Reg:
     """1 − exp(−t) with t = −log(erfc |x|), which is nearly a polynomial and 0 at 0."""
     if lanes.permutes:
-        return _erf_in_pieces(lanes, x)
+        return _erf_in_pieces(lanes, x, *PIECES[lanes.permutes])
     magnitude = lanes.at_most(lanes.absolute(x), ERF_END)
     rest = lanes.mul(magnitude, lanes.polynomial(ERF, magnitude))
     t = lanes.fma(magnitude, ERF_SLOPE, rest)
     return lanes.with_sign_of(_expm1(lanes, lanes.negative(t)), x)
 
 
-def _erf_in_pieces(lanes: Lanes, x: Reg) -> Reg:
-    """A polynomial about the nearest quarter: half the instructions, where lanes look it up."""
-    magnitude = lanes.at_most(lanes.absolute(x), PIECES_END)
-    shifted = lanes.fma(magnitude, 4.0, ROUND32)
+def _erf_in_pieces(lanes: Lanes, x: Reg, pieces: Rows, step: float, end: float) -> Reg:
+    """A polynomial about the nearest multiple of a step, whose coefficients lanes look up."""
+    magnitude = lanes.at_most(lanes.absolute(x), end)
+    shifted = lanes.fma(magnitude, 1 / step, ROUND32)
     piece = lanes.bits(shifted)
-    rest = lanes.fma(lanes.sub(shifted, ROUND32), -0.25, magnitude)
-    *lower, value = (lanes.looked_up(table, piece) for table in zip(*ERF_PIECES, strict=True))
+    rest = lanes.fma(lanes.sub(shifted, ROUND32), -step, magnitude)
+    *lower, value = (lanes.looked_up(table, piece) for table in zip(*pieces, strict=True))
     for coefficient in reversed(lower):
         value = lanes.fma(value, rest, coefficient)
     return lanes.with_sign_of(value, x)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from treadle.codegen.llvm import mathematics as coefficients
+from treadle.codegen.llvm import coefficients, mathematics
 
 
 def _polynomial(numbers: Iterable[float], x: str) -> str:
@@ -80,7 +80,7 @@ fn expm1_part(n: f32, x: f32) -> f32 {{
   return fma(r * r, {_polynomial(coefficients.EXP, "r")}, r); }}
 fn f_exp(x: f32) -> f32 {{
   if (is_nan(x)) {{ return x; }}
-  let held = clamp(x, {coefficients.EXP_RANGE[0]!r}f, {coefficients.EXP_RANGE[1]!r}f);
+  let held = clamp(x, {mathematics.EXP_RANGE[0]!r}f, {mathematics.EXP_RANGE[1]!r}f);
   let whole = round(held * 1.44269504f); let n = i32(whole); let half = n >> 1u;
   let scale = power_of_two(half);
   return fma(expm1_part(whole, held), scale, scale) * power_of_two(n - half); }}
@@ -89,11 +89,11 @@ fn expm1_near(x: f32) -> f32 {{
   return fma(expm1_part(whole, x), scale, scale - 1.0f); }}
 fn f_tanh(x: f32) -> f32 {{
   if (is_nan(x)) {{ return x; }}
-  let e = expm1_near(2.0f * min(abs(x), {coefficients.TANH_END!r}f));
+  let e = expm1_near(2.0f * min(abs(x), {mathematics.TANH_END!r}f));
   return with_sign(f_div(e, e + 2.0f), x); }}
 fn f_erf(x: f32) -> f32 {{
   if (is_nan(x)) {{ return x; }}
-  let m = min(abs(x), {coefficients.ERF_END!r}f);
+  let m = min(abs(x), {mathematics.ERF_END!r}f);
   let t = fma(m, {coefficients.ERF_SLOPE!r}f, m * ({_polynomial(coefficients.ERF, "m")}));
   return with_sign(expm1_near(-t), x); }}
 fn f_log(x: f32) -> f32 {{
@@ -102,7 +102,7 @@ fn f_log(x: f32) -> f32 {{
   if (x < 0.0f) {{ return number(0x7fc00000u); }}
   let tiny = x < 1.17549435e-38f;
   let b = bitcast<i32>(select(x, x * 8388608.0f, tiny));
-  let n = (b - {coefficients.SQRT_HALF}) >> 23u;
+  let n = (b - {mathematics.SQRT_HALF}) >> 23u;
   let f = bitcast<f32>(b - (n << 23u)) - 1.0f; let e = f32(n + select(0, -23, tiny));
   let square = f * f; let cube = square * f * ({_polynomial(coefficients.LOG, "f")});
   let rest = fma(square, -0.5f, fma(e, {_LN2[1]!r}f, cube));

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from treadle.base.errors import DeviceError
@@ -75,8 +75,7 @@ def target_of(name: str, processor: Processor) -> Target:
     width = _lanes(processor) if name == NATIVE else int(name)
     machine = Machine(
         width,
-        # Sixteen lanes look up in a register of sixteen; others would take it apart.
-        permutes=width == 16 and processor.has("avx512f"),
+        permutes=_permutes(width, processor.has),
         has_fma=not processor.is_x86 or processor.has("fma"),
         has_half=not processor.is_x86 or processor.has("f16c"),
         registers=_registers(processor, width),
@@ -86,6 +85,13 @@ def target_of(name: str, processor: Processor) -> Target:
 
 def _lanes(processor: Processor) -> int:
     return 16 if processor.has("avx512f") else 8 if processor.has("avx2") else 4
+
+
+def _permutes(width: int, has: Callable[[str], bool]) -> int:
+    """Numbers of a register in which lanes look others up; sixteen where vectors are as long."""
+    if width == 16 and has("avx512f"):
+        return 16
+    return 8 if width % 8 == 0 and has("avx2") else 0
 
 
 def _registers(processor: Processor, width: int) -> int:
@@ -111,7 +117,7 @@ def _level(name: str, processor: Processor) -> Target:
         raise DeviceError("target", cause + ", ".join(missing), remedy)
     machine = Machine(
         LEVELS[name][1],
-        permutes="avx512f" in needed,
+        permutes=_permutes(LEVELS[name][1], needed.__contains__),
         has_fma="fma" in needed,
         has_half="f16c" in needed,
         registers=32 if "avx512vl" in needed else 16,
