@@ -143,3 +143,9 @@ def test_the_end_of_an_iteration_is_looked_at_in_a_program() -> None:
     steps[at] = replace(repeat, steps=repeat.steps[:-1])
     with pytest.raises(td.GraphError, match="does not hold its next value"):
         check_held(replace(program, steps=tuple(steps)))
+
+
+def test_a_program_has_the_outputs_of_its_graph() -> None:
+    program = schedule(td.trace(lambda x: (x + 1, x * 2), td.Spec((3,))))
+    with pytest.raises(td.GraphError, match="outputs of the program"):
+        check_held(replace(program, outputs=program.outputs[1:]))

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from treadle_checker import reading
-from treadle_checker.equality import check_related
+from treadle_checker.equality import check_related, has_updates
 from treadle_checker.gradient import check_gradient
 from treadle_checker.graph import read_graph
 from treadle_checker.kernel_checks import Claim, check_program
@@ -182,6 +182,7 @@ class _Checking:
         if not passages:
             raise Rejected("it says nothing of how a graph was made")
         self._check_links(passages)
+        self._check_updates(passages)
         if self.texts.keys() - self.used:
             raise Rejected(f"{len(self.texts.keys() - self.used)} records are used by nothing")
 
@@ -288,6 +289,15 @@ class _Checking:
             if graph not in traced:
                 told = "another graph stands between: parameters of the optimizer are put into it"
                 self.report.claims.append(Claim("it comes from what was traced", name, reason=told))
+
+    def _check_updates(self, passages: list[Passage]) -> None:
+        """Where updates were appended, and where programs compute parts of them, one makes all."""
+        updating = [p for p in passages if has_updates(self.graph(p.before))]
+        parts = [p for p in updating if p.relation == "part" and has_updates(self.graph(p.after))]
+        programs = {program["graph"] for program in self.manifest["programs"]}
+        made = {p.before for p in parts if p.after in programs}
+        if {p.before for p in updating if p.relation == "part"} - made or (updating and not made):
+            raise Rejected("a graph has updates, and no program makes them")
 
     def _check_rule(self, name: str, statement: str, status: str, **_: Any) -> None:
         if status != "proved":

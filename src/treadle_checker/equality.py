@@ -326,6 +326,10 @@ def _by_name(graph: Graph) -> dict[Key, Value]:
     return found
 
 
+def has_updates(graph: Graph) -> bool:
+    return any(kind == "update" for kind, _, _ in graph.outputs)
+
+
 Pairs = Iterable[tuple[Value, Value]]
 
 
@@ -335,8 +339,8 @@ def check_related(
     """How a graph was shown to be what a stage should make of another.
 
     equal: the same outputs. gradients: the same outputs, and gradients beside them. updates: the
-    gradients of the graph before are values of the one after. part: some of the outputs; updates
-    may be guarded by a flag, and be the old values where it is false.
+    gradients of the graph before are values of the one after. part: some of the outputs, of updates
+    all or none; these may be guarded by a flag, and be the old values where it is false.
     """
     equality = Equality(before, after, effort)
     proposed: dict[Value, list[int]] = {}
@@ -352,6 +356,8 @@ def check_related(
         return equality.outcome
     lost = {"equal": old.keys() ^ new.keys(), "gradients": old.keys() - new.keys()}
     missing = lost.get(relation, set())
+    if relation == "part" and has_updates(after):
+        missing = {key for key in old if key[0] == "update"} - new.keys()
     if missing or not old.keys() & new.keys():
         raise Rejected(f"the outputs differ: {sorted(missing)[:3]}")
     for key in old.keys() & new.keys():

@@ -116,6 +116,9 @@ class Walk:
             if b.buffer in state or (buffer.size and not is_known):
                 raise Rejected(f"{b.buffer} is not given, and holds something from the start")
             add(state, 0, Held(b, self._place("", b), b.content))
+        given = Counter((name, Value(*value)) for name, value, _ in self.program.outputs)
+        if given != Counter((name, value) for _, name, value in whole.outputs):
+            raise Rejected("the outputs of the program are not those of its graph")
         found = list(self._steps(self.program.steps, "", state))
         for name, value, buffer in self.program.outputs:
             held = state.get(buffer, {}).get(0)

@@ -43,6 +43,8 @@ def check_held(program: Program) -> Program:
     for b in program.bindings.every:
         every.setdefault(b.scope, {}).setdefault(b.buffer, []).append(b.value)
     for scope, graph in program.bindings.graphs:
+        if not scope and tuple(o for o, _, _ in program.outputs) != graph.outputs:
+            raise GraphError("verify", "the outputs of the program are not those of its graph")
         steps = _repeated(program.steps, scope) if scope else program.steps
         if steps is not None:
             check_scope(graph, every.get(scope, {}), list(_touches(steps)))
