@@ -273,6 +273,8 @@ def _random_bits(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     body = [*reader.lets, *_philox(key, block, attributes)]
     for word in range(4):
         at = variable(block) * 4 + word
+        if at.range[0] >= size:  # of fewer than four elements
+            break
         is_inside = at.range[1] < size
         guard = None if is_inside else Within(at, 0, size)
         element = Local(f"c{word}_{_ROUNDS}", dtypes.uint32)
