@@ -306,6 +306,8 @@ def index_sizes(graph: Graph) -> dict[Value, int]:
             found[node.operands[1]] = a["size"]
         elif value in found and (node.op in ELEMENTWISE or is_view(node)):
             found |= {v: found[value] for v in node.operands if v not in found}
+        if a.get("indices"):  # along an axis of one element nothing reads them
+            found |= dict.fromkeys(node.operands[-a["indices"] :], 1)
         for name, size in (pair for r in a.get("reads", ()) for pair in r.address.data.items()):
             found[node.operands[int(name)]] = size
     return found

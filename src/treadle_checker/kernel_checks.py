@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -109,20 +109,21 @@ def check_call(program: Program, site: Site, effort: int) -> Claim:
 
 
 def _compared(program: Program, site: Site, trial: int) -> tuple[str, int]:
-    """Without the laws of logarithms, and with them if it needs them."""
+    """Without the laws of logarithms; with them if it needs them; with rounded values apart from
+    what was rounded, where a kernel reads the one and computes the other."""
     ordered = any(site.graph.nodes[i].op == "order" for i in nodes_between(site))
-    try:
-        return _Comparison(program, site, Field(trial, ordered, False), trial).compare()
-    except Rejected:
-        return _Comparison(program, site, Field(trial, ordered, True), trial).compare()
+    for has_logs in (False, True):
+        with suppress(Rejected):
+            return _Comparison(program, site, Field(trial, ordered, has_logs), trial).compare()
+    return _Comparison(program, site, Field(trial, ordered, True), trial, apart=True).compare()
 
 
 class _Comparison:
     """A kernel on one side, the graph on the other."""
 
-    def __init__(self, program: Program, site: Site, field: Field, trial: int):
+    def __init__(self, program: Program, site: Site, field: Field, trial: int, apart: bool = False):
         self.program, self.site, self.graph = program, site, site.graph
-        self.field, self.trial = field, trial
+        self.field, self.trial, self.apart = field, trial, apart
         self.outputs = {b.name for b in site.kernel.outputs}
         self.most = index_sizes(self.graph)
         self.parts: dict[Value, Source] = {}
@@ -144,9 +145,9 @@ class _Comparison:
         """What is given is generic, in one way where values are the same."""
         first: dict[int, Value] = {}
         for value, number in held.given.items():
-            base = base_of(self.graph, value)
+            base = base_of(self.graph, value, self.apart)
             first.setdefault(number, base)
-            for cut in cuts_of(self.graph, base):
+            for cut in cuts_of(self.graph, base, self.apart):
                 self.cuts.setdefault(cut, first[number] if cut == base else cut)
 
     def compare(self) -> tuple[str, int]:
@@ -313,23 +314,23 @@ class _Comparison:
         return self.field.reduced(partial.op, found.spread(shape), dtype)
 
 
-def cuts_of(graph: Graph, value: Value) -> list[Value]:
+def cuts_of(graph: Graph, value: Value, apart: bool) -> list[Value]:
     """What is generic where a value is given: what it is a view of. Of an integer that is held
     between bounds, the integer before that: it is held between them on both sides."""
-    base = base_of(graph, value)
+    base = base_of(graph, value, apart)
     node = graph.nodes[base.node]
     if node.op in ("max", "min") and not is_float(node.types[0].dtype):
-        return [cut for v in node.operands for cut in cuts_of(graph, v)]
+        return [cut for v in node.operands for cut in cuts_of(graph, v, apart)]
     return [base]
 
 
-def base_of(graph: Graph, value: Value) -> Value:
-    """What a value is a view of; itself if it is none."""
+def base_of(graph: Graph, value: Value, apart: bool) -> Value:
+    """What a value is a view of, rounded floats too unless they are apart; itself if of none."""
     while True:
         node = graph.nodes[value.node]
         if node.op == "cast":
             types = graph.type_of(value), graph.type_of(node.operands[0])
-            is_same = all(is_float(t.dtype) for t in types)
+            is_same = all(is_float(t.dtype) for t in types) and not apart
         else:
             is_same = node.op == "stop_gradient" or is_view(node)
         if not is_same:

@@ -122,9 +122,12 @@ class _States:
         if b.buffer in self.empty:
             return True
         graph = self.graphs[b.scope]
-        is_leaf = isinstance(graph.nodes[b.value.node].attributes, Leaf)
+        leaf = graph.nodes[b.value.node].attributes
+        is_leaf = isinstance(leaf, Leaf)
         if not b.scope or is_call(b.scope):
-            return b.buffer in self.constants or (is_leaf and b.buffer in self.given)
+            # A leaf may become another: then its buffer holds that one's value later.
+            is_own = isinstance(leaf, Leaf) and (b.scope or leaf.name == b.buffer)
+            return b.buffer in self.constants or (bool(is_own) and b.buffer in self.given)
         if not is_leaf:
             return b.buffer in self.constants
         outer, _, position = around(b.scope)

@@ -96,24 +96,34 @@ def _compared(
 def _once(
     program: Program, site: Site, graph: Graph, trial: int
 ) -> tuple[Comparison, tuple[dict[str, list[int]], dict[str, list[int]]]]:
-    """Without the laws of logarithms, and with them where there are some and it needs them."""
-    one = Comparison(program, site, graph, trial)
-    try:
-        return one, one.compare()
-    except WrongKernelError:
-        if not site.has_logs:
-            raise
-        one = Comparison(program, site, graph, trial, has_logs=True)
-        return one, one.compare()
+    """Without the laws of logarithms, with them where there are some and it needs them, and with
+    rounded values apart from what was rounded: a kernel may read the one and compute the other."""
+    told: WrongKernelError | None = None
+    for has_logs, has_views in ((False, True), (True, True), (site.has_logs, False)):
+        if site.has_logs or not has_logs:
+            one = Comparison(program, site, graph, trial, has_logs, has_views)
+            try:
+                return one, one.compare()
+            except WrongKernelError as error:
+                told = told or error
+    assert told is not None
+    raise told
 
 
 class Comparison:
     """One call on one side, the graph on the other."""
 
     def __init__(
-        self, program: Program, site: Site, graph: Graph, trial: int, has_logs: bool = False
+        self,
+        program: Program,
+        site: Site,
+        graph: Graph,
+        trial: int,
+        has_logs: bool = False,
+        has_views: bool = True,
     ):
         self.program, self.site, self.graph, self.trial = program, site, graph, trial
+        self.has_views = has_views  # whether what is rounded is a view of what it is made of
         self.field = ExtendedField(trial, site.ordered, has_logs)
         self.constants = dict(program.constants)
         self.count = 0  # elements that the kernel computed
@@ -264,7 +274,7 @@ class Comparison:
 
     def value(self, value: Value) -> Source:
         """Elements of a value by their flat index: those of what it is a view of."""
-        base, moves = viewed(self.graph, value)
+        base, moves = viewed(self.graph, value, self.has_views)
         source = self._base(base)
         if not moves:
             return source
@@ -316,7 +326,7 @@ class Comparison:
         names = [a.buffer for c in calls for a in c.arguments[: len(c.kernel.inputs)]]
         inputs = [n for n in dict.fromkeys(names) if not isinstance(before[n].content, Work)]
         values = [before[n].value for n in inputs if not isinstance(before[n].content, Partial)]
-        cuts = {viewed(self.graph, value)[0] for value in values}
+        cuts = {viewed(self.graph, value, self.has_views)[0] for value in values}
 
         def given(value: Value) -> Source | None:
             is_leaf = isinstance(self.graph.nodes[value.node].attributes, Leaf)

@@ -15,13 +15,14 @@ from treadle.verify.indices import ravel, unravel
 Move = Callable[[Array], Array]  # flat indices of a value to those of what it is a view of
 
 
-def viewed(graph: Graph, value: Value) -> tuple[Value, list[Move]]:
-    """What a value is a view of, itself if it is none, and the moves to it."""
+def viewed(graph: Graph, value: Value, with_casts: bool = True) -> tuple[Value, list[Move]]:
+    """What a value is a view of, itself if it is none, and the moves to it. Floats of another
+    dtype are views over the reals."""
     moves: list[Move] = []
     while True:
         node = graph.nodes[value.node]
         move = _move(graph, node)
-        if move is None:
+        if move is None or (node.op is CAST and not with_casts):
             return value, moves
         moves.append(move)
         value = node.operands[0]
