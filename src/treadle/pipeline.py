@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -192,7 +192,7 @@ def build_gradients(
         graph = narrowed if recipe.backward else _differentiated(narrowed, plan, report).graph
         graph = checked(with_history(graph, history))
         passed.relate("differentiate", Relation.GRADIENTS, narrowed, graph)
-    report.evidence.small = lambda: _small_gradient(recipe, plan, inputs, report)
+    report.evidence.small = lambda: _small_gradients(recipe, plan, inputs, report)
     if recipe.options.verify == "full" and recipe.backward is None:
         with report.stage("verify"):
             report.claims.append(_checked_gradient(recipe, plan, inputs, report))
@@ -219,18 +219,30 @@ def _checked_gradient(
     """Forward against reverse mode, on a batch as small as the model takes."""
     from treadle.verify.gradients import check_gradient
 
-    found = _small_gradient(recipe, plan, inputs, report)
-    is_reason = isinstance(found, str)
-    return Claim("gradient", "loss", reason=str(found)) if is_reason else check_gradient(*found)
+    found = _small_gradients(recipe, plan, inputs, report)
+    first = found if isinstance(found, str) else next(found, _UNTRACED)
+    if isinstance(first, str):
+        return Claim("gradient", "loss", reason=first)
+    return check_gradient(*first)
 
 
-def _small_gradient(
+_UNTRACED = "the loss could not be traced once more"
+
+
+def _small_gradients(
     recipe: StepRecipe, plan: UpdatePlan, inputs: Inputs, report: CompileReport
-) -> tuple[Graph, Graph] | str:
-    """The loss of a batch as small as the model takes, as it is traced and with its gradients."""
+) -> Iterator[tuple[Graph, Graph]] | str:
+    """The loss of a batch as small as the model takes, as it is traced and with its gradients; and
+    of larger ones, up to the step's own."""
     if recipe.backward is not None:
         return "the gradients are the user's own"
-    for small in smaller_inputs(inputs):
+    return _gradients_of(recipe, plan, smaller_inputs(inputs), report)
+
+
+def _gradients_of(
+    recipe: StepRecipe, plan: UpdatePlan, batches: Sequence[Inputs], report: CompileReport
+) -> Iterator[tuple[Graph, Graph]]:
+    for small in batches:
         try:
             with recipe.naming():
                 traced = trace_loss(recipe, plan, small)
@@ -242,8 +254,7 @@ def _small_gradient(
         wrt = [n for n in plan.parameters if n in graph.leaves]
         # Numbers that are near were taken for equal: then it is the gradient of what came of it.
         is_equal = all(r.exactness is Exactness.EXACT for r in aside.recognised)
-        return traced if is_equal else graph, differentiate(graph, wrt).graph
-    return "the loss could not be traced once more"
+        yield traced if is_equal else graph, differentiate(graph, wrt).graph
 
 
 def target_of(device: str) -> Target:

@@ -251,9 +251,10 @@ class _Checking:
             if reason:
                 raise NotEstablished(reason)
             whole = [self.graph(p.after) for p in passages if p.relation == "gradients"]
-            if not any(_form(self.graph(both)) == _form(graph) for graph in whole):
+            plain, sloped = self.graph(loss), self.graph(both)
+            if not any(_form(sloped) == _form(graph) for graph in whole):
                 raise NotEstablished("the small instance is not of the same form as the step")
-            return check_gradient(self.graph(loss), self.graph(both))
+            return check_gradient(plain, sloped)
 
         told = "the gradient equals forward mode exactly over F_p"
         self.claim(told, "a small instance of the loss", look)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -49,8 +49,9 @@ class Evidence:
     # Comparisons that are put off until a compiler works beside this thread.
     pending: list[Callable[[], None]] = field(default_factory=list)
     programs: list[Scheduled] = field(default_factory=list)
-    # The loss as it was traced and with its gradients, of a small batch; or why there is none.
-    small: Callable[[], tuple[Graph, Graph] | str] | None = None
+    # The loss as it was traced and with its gradients, of small batches, larger and larger; or why
+    # there is none.
+    small: Callable[[], Iterator[tuple[Graph, Graph]] | str] | None = None
 
     def settle(self) -> None:
         """Compare what is left to compare, before anything runs: an error if graphs differ."""

@@ -16,7 +16,7 @@ from treadle.base.version import __version__
 from treadle.compile_report import CompileReport
 from treadle.ir.graph import Graph, Node
 from treadle.kernel.evidence import Passage, Relation, Scheduled
-from treadle.verify.certificate.graphs import Records
+from treadle.verify.certificate.graphs import Records, form_of
 from treadle.verify.certificate.signing import signed
 from treadle.verify.certificate.stored import unpacked
 from treadle.verify.certificate.used import rules_used
@@ -154,11 +154,23 @@ class _Writing:
 
     def _gradient(self) -> dict[str, str]:
         make = self.report.evidence.small
-        found: tuple[Graph, Graph] | str = "there is no gradient" if make is None else make()
-        if isinstance(found, str):
-            return {"loss": "", "both": "", "reason": found}
-        loss, both = (self.records.graph(_without_lines(graph)) for graph in found)
+        found = "there is no gradient" if make is None else make()
+        one = found if isinstance(found, str) else self._of_this_form(found)
+        if isinstance(one, str):
+            return {"loss": "", "both": "", "reason": one}
+        loss, both = (self.records.graph(_without_lines(graph)) for graph in one)
         return {"loss": loss, "both": both, "reason": ""}
+
+    def _of_this_form(self, found: Iterator[tuple[Graph, Graph]]) -> tuple[Graph, Graph] | str:
+        """The smallest batch's graphs that are of the same form as the step's: a row that is not
+        there may leave a broadcast without work."""
+        passages = self.report.evidence.passages
+        forms = [form_of(p.after) for p in passages if p.relation is Relation.GRADIENTS]
+        one: tuple[Graph, Graph] | str = "the loss could not be traced once more"
+        for one in found:
+            if form_of(one[1]) in forms:
+                break
+        return one
 
     def _claims(self, programs: list[dict[str, Any]]) -> Iterator[Statement]:
         for p in self.report.evidence.passages:
