@@ -35,6 +35,7 @@ COMPARED = 14  # elements of each buffer, beside those at its ends
 CHEAP, MORE = 2**17, 4  # elements up to which a kernel is compared several times
 TERMS = 2**20  # of partial sums that are looked at together
 INTEGERS = 50  # integers are below it where no axis says more
+MOST_BETWEEN = 1000  # values between one and what it may be made of
 
 
 @dataclass(frozen=True)
@@ -109,21 +110,23 @@ def check_call(program: Program, site: Site, effort: int) -> Claim:
 
 
 def _compared(program: Program, site: Site, trial: int) -> tuple[str, int]:
-    """Without the laws of logarithms; with them if it needs them; with rounded values apart from
-    what was rounded, where a kernel reads the one and computes the other."""
+    """Without the laws of logarithms; with them if it needs them; with what is given as the graph
+    makes it of what else is, where a kernel reads it and computes it too."""
     ordered = any(site.graph.nodes[i].op == "order" for i in nodes_between(site))
     for has_logs in (False, True):
         with suppress(Rejected):
             return _Comparison(program, site, Field(trial, ordered, has_logs), trial).compare()
-    return _Comparison(program, site, Field(trial, ordered, True), trial, apart=True).compare()
+    return _Comparison(program, site, Field(trial, ordered, True), trial, is_made=True).compare()
 
 
 class _Comparison:
     """A kernel on one side, the graph on the other."""
 
-    def __init__(self, program: Program, site: Site, field: Field, trial: int, apart: bool = False):
+    def __init__(
+        self, program: Program, site: Site, field: Field, trial: int, is_made: bool = False
+    ):
         self.program, self.site, self.graph = program, site, site.graph
-        self.field, self.trial, self.apart = field, trial, apart
+        self.field, self.trial = field, trial
         self.outputs = {b.name for b in site.kernel.outputs}
         self.most = index_sizes(self.graph)
         self.parts: dict[Value, Source] = {}
@@ -139,16 +142,34 @@ class _Comparison:
                 self.sums[own] = held
             elif is_read or own not in self.outputs:
                 self._cut(held)
+        for cut in sorted(self.cuts, reverse=True) if is_made else ():
+            if self._is_made(cut):
+                del self.cuts[cut]
         self.on = Elements(self.graph, field, self._given)
 
     def _cut(self, held: Held) -> None:
         """What is given is generic, in one way where values are the same."""
         first: dict[int, Value] = {}
         for value, number in held.given.items():
-            base = base_of(self.graph, value, self.apart)
+            base = base_of(self.graph, value)
             first.setdefault(number, base)
-            for cut in cuts_of(self.graph, base, self.apart):
+            for cut in cuts_of(self.graph, base):
                 self.cuts.setdefault(cut, first[number] if cut == base else cut)
+
+    def _is_made(self, cut: Value) -> bool:
+        """Whether a value is made of other cuts alone; looked at as far as it costs little."""
+        if list(self.cuts.values()).count(cut) > 1:  # others are the same
+            return False
+        pending = list(self.graph.nodes[cut.node].operands)
+        seen, is_made = {*pending}, bool(pending)
+        while pending and is_made:
+            value = pending.pop()
+            if value not in self.cuts and value not in self.parts:
+                node = self.graph.nodes[value.node]
+                is_made = node.op not in LEAVES and len(seen) < MOST_BETWEEN
+                pending += {*node.operands} - seen
+                seen |= {*node.operands}
+        return is_made
 
     def compare(self) -> tuple[str, int]:
         """What was looked at, and how much was computed."""
@@ -314,23 +335,23 @@ class _Comparison:
         return self.field.reduced(partial.op, found.spread(shape), dtype)
 
 
-def cuts_of(graph: Graph, value: Value, apart: bool) -> list[Value]:
+def cuts_of(graph: Graph, value: Value) -> list[Value]:
     """What is generic where a value is given: what it is a view of. Of an integer that is held
     between bounds, the integer before that: it is held between them on both sides."""
-    base = base_of(graph, value, apart)
+    base = base_of(graph, value)
     node = graph.nodes[base.node]
     if node.op in ("max", "min") and not is_float(node.types[0].dtype):
-        return [cut for v in node.operands for cut in cuts_of(graph, v, apart)]
+        return [cut for v in node.operands for cut in cuts_of(graph, v)]
     return [base]
 
 
-def base_of(graph: Graph, value: Value, apart: bool) -> Value:
-    """What a value is a view of, rounded floats too unless they are apart; itself if of none."""
+def base_of(graph: Graph, value: Value) -> Value:
+    """What a value is a view of; itself if it is none."""
     while True:
         node = graph.nodes[value.node]
         if node.op == "cast":
             types = graph.type_of(value), graph.type_of(node.operands[0])
-            is_same = all(is_float(t.dtype) for t in types) and not apart
+            is_same = all(is_float(t.dtype) for t in types)
         else:
             is_same = node.op == "stop_gradient" or is_view(node)
         if not is_same:

@@ -47,7 +47,7 @@ from treadle.verify.machine import Machine, NotEstablishedError, WrongKernelErro
 from treadle.verify.moments import SPREAD, around, from_moments, spread
 from treadle.verify.on_demand import Grid, OnDemand, along
 from treadle.verify.picks import Picks
-from treadle.verify.views import viewed
+from treadle.verify.views import made_of_others, viewed
 
 COMPARED = 14  # elements of each buffer, beside the first and the last that were written
 TOGETHER = 8  # elements that the graph is evaluated at in one go
@@ -97,11 +97,11 @@ def _once(
     program: Program, site: Site, graph: Graph, trial: int
 ) -> tuple[Comparison, tuple[dict[str, list[int]], dict[str, list[int]]]]:
     """Without the laws of logarithms, with them where there are some and it needs them, and with
-    rounded values apart from what was rounded: a kernel may read the one and compute the other."""
+    what is given as the graph makes it of what else is: a kernel may read it, and compute it."""
     told: WrongKernelError | None = None
-    for has_logs, has_views in ((False, True), (True, True), (site.has_logs, False)):
+    for has_logs, is_made in ((False, False), (True, False), (site.has_logs, True)):
         if site.has_logs or not has_logs:
-            one = Comparison(program, site, graph, trial, has_logs, has_views)
+            one = Comparison(program, site, graph, trial, has_logs, is_made)
             try:
                 return one, one.compare()
             except WrongKernelError as error:
@@ -120,20 +120,22 @@ class Comparison:
         graph: Graph,
         trial: int,
         has_logs: bool = False,
-        has_views: bool = True,
+        is_made: bool = False,
     ):
         self.program, self.site, self.graph, self.trial = program, site, graph, trial
-        self.has_views = has_views  # whether what is rounded is a view of what it is made of
+        self.is_made = is_made  # whether what others of the given values make is generic no more
         self.field = ExtendedField(trial, site.ordered, has_logs)
         self.constants = dict(program.constants)
         self.count = 0  # elements that the kernel computed
         self.most = _index_sizes(graph)
         inputs = (c.arguments[: len(c.kernel.inputs)] for c in program.calls())
         self.read_later = {a.buffer for some in inputs for a in some}
+        self.made: set[Value] = set()
+        self.on = self._graph()
 
     def compare(self) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
         """The iterations that ran, and the addresses that were compared."""
-        call, picks = self.site.call, Picks(self.trial)
+        call, picks, on = self.site.call, Picks(self.trial), self.on
         self._check_counts(call)
         memory = self._memory(call)
         for other in self.site.earlier:
@@ -142,7 +144,6 @@ class Comparison:
         machine = Machine(call.kernel, memory, self.field, picks)
         machine.run()
         self.count = machine.count
-        on = self._graph()
         compared: dict[str, list[int]] = {}
         for buffer, argument in self._pairs(call)[len(call.kernel.inputs) :]:
             written, binding = memory[buffer.name].written_at(), self.site.after[argument]
@@ -274,7 +275,7 @@ class Comparison:
 
     def value(self, value: Value) -> Source:
         """Elements of a value by their flat index: those of what it is a view of."""
-        base, moves = viewed(self.graph, value, self.has_views)
+        base, moves = viewed(self.graph, value)
         source = self._base(base)
         if not moves:
             return source
@@ -290,6 +291,9 @@ class Comparison:
         """A constant's own elements, or generic ones."""
         value = self.site.equal.get(value, value)
         node = self.graph.nodes[value.node]
+        if value in self.made:
+            shape = self.graph.type_of(value).shape
+            return lambda at: self.on.points(value, unravel(at, shape))
         if isinstance(node.attributes, Constant):
             return self._number(node.attributes)
         array = self.constants.get(f"{self.site.scope}b{value.node}.{value.output}")
@@ -326,7 +330,10 @@ class Comparison:
         names = [a.buffer for c in calls for a in c.arguments[: len(c.kernel.inputs)]]
         inputs = [n for n in dict.fromkeys(names) if not isinstance(before[n].content, Work)]
         values = [before[n].value for n in inputs if not isinstance(before[n].content, Partial)]
-        cuts = {viewed(self.graph, value, self.has_views)[0] for value in values}
+        cuts = {viewed(self.graph, value)[0] for value in values}
+        if self.is_made:
+            self.made = made_of_others(self.graph, cuts)
+            cuts -= self.made
 
         def given(value: Value) -> Source | None:
             is_leaf = isinstance(self.graph.nodes[value.node].attributes, Leaf)
