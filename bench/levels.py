@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+# XLA's own limit is one of the code that it generates: YNNPACK, which multiplies its matrices, takes
+# AVX-512 wherever it is. Without it oneDNN multiplies them, which can be told.
+WITHOUT_YNNPACK = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_INVALID"
+
 # By Treadle's names, what PyTorch, oneDNN, MKL, OpenBLAS and XLA call them.
 LEVELS: dict[str, dict[str, str]] = {
     "native": {},
@@ -12,7 +16,7 @@ LEVELS: dict[str, dict[str, str]] = {
         "ONEDNN_MAX_CPU_ISA": "AVX2",
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
         "OPENBLAS_CORETYPE": "Haswell",
-        "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
+        "XLA_FLAGS": f"--xla_cpu_max_isa=AVX2 {WITHOUT_YNNPACK}",
     },
     "x86-64-v4": {
         "ATEN_CPU_CAPABILITY": "avx512",
