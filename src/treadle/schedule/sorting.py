@@ -1,6 +1,7 @@
 """Kernels that order: short axes by counting, long ones by merging runs.
 
-A processor merges two runs element after element. A GPU's threads each find one element of the
+Where few elements are wanted of a long axis, a processor keeps them in order while it goes through
+all. It merges two runs element after element. A GPU's threads each find one element of the
 merged run, by a binary search for how many of the elements before it are the left run's. All are
 stable, and NaN counts as the greatest.
 """
@@ -8,25 +9,28 @@ stable, and NaN counts as the greatest.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treadle.base import dtypes
+from treadle.base.dtypes import DType
 from treadle.ir.graph import Node
 from treadle.ir.graph import Value as TensorValue
 from treadle.ir.ops import reductions
 from treadle.ir.types import TensorType
 from treadle.kernel.bindings import Runs
-from treadle.kernel.index import Index, Var, bounded, data, divide, variable
+from treadle.kernel.index import Index, Var, bounded, constant, data, divide, variable
 from treadle.kernel.nodes import (
     Accumulate,
     Buffer,
     Convert,
+    For,
     Kernel,
     Let,
     Literal,
     Load,
     Local,
     Position,
+    Role,
     Set,
     Statement,
     Store,
@@ -36,7 +40,9 @@ from treadle.kernel.nodes import (
 from treadle.schedule.keep import ROOTS
 from treadle.schedule.lower import Lowering, attributes_of
 from treadle.schedule.nests import (
+    Body,
     Buffers,
+    accumulated,
     along,
     apply,
     axis_vars,
@@ -68,6 +74,8 @@ def _ordered(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         return [_counted(lowering, position, node, order)]
     if target.is_spmd:
         return _searched(lowering, position, node, order)
+    if order.size <= target.reductions.selected and order.size < n:
+        return [_selected(lowering, position, node, order)]
     return [_merged(lowering, position, node, order)]
 
 
@@ -107,6 +115,106 @@ def _counted(lowering: Lowering, position: int, node: Node, order: _Order) -> Ke
     rows = [v for i, v in enumerate(every) if i != axis]
     body = parallel(rows, in_order([every[axis]], inner))
     return lowering.kernel(position, reader, [values, origins], body)
+
+
+def _selected(lowering: Lowering, position: int, node: Node, order: _Order) -> Kernel:
+    """The first elements in order so far are kept, while blocks of an axis are gone through.
+
+    Lanes look whether any element of a block comes before the last one kept. That is seldom: only
+    then elements are taken one by one.
+    """
+    results, axis = [TensorValue(position, i) for i in range(2)], order.axis
+    source = lowering.graph.type_of(node.operands[0])
+    every = axis_vars("i", source.shape)
+    own, reader, kept = along(every), lowering.reader(), _Kept(source.dtype, order)
+
+    def element(at: Index) -> tuple[list[Statement], Value]:
+        found = reader.at(node.operands[0], (*own[:axis], at, *own[axis + 1 :]))
+        lets, reader.lets = reader.lets, []
+        return lets, found
+
+    def taken(at: Index, name: str = "") -> list[Statement]:
+        lets, value = element(at)
+        return [*lets, *kept.taken(value, at, name)]
+
+    length = lowering.target.reductions.selected
+    blocks, rest = divmod(source.shape[axis], length)
+    block, left, j = Var("block", blocks), Var("left", rest), Var("j", order.size)
+    lane, e = Var("lane", length), Var("e", length)
+    start, found = variable(block) * length, Local("found", dtypes.int32)
+    lets, value = element(start + variable(lane))
+    is_first = compare("lt", Position(variable(block), dtypes.int64), _number(1))
+    is_any = compare("or", is_first, compare("lt", Literal(0, dtypes.int32), found))
+    looked: list[Statement] = [
+        *accumulated(
+            "add", dtypes.int32, [lane], lets, Convert(kept.is_next(value), found.dtype), found.name
+        ),
+        Let("looks", apply("where", is_any, _number(length), _number(0))),
+        For(e, Role.SEQUENTIAL, tuple(taken(start + variable(e))), data("looks", length + 1)),
+    ]
+    into = (*own[:axis], variable(j), *own[axis + 1 :])
+    last = zip(results, kept.entry(variable(j) + 1), strict=True)
+    body = [
+        *kept.begun(),
+        *in_order([block], looked),
+        *(in_order([left], taken(variable(left) + blocks * length, "~")) if rest else ()),
+        *parallel([j], [lowering.store(v, into, x) for v, x in last]),
+    ]
+    rows = [v for i, v in enumerate(every) if i != axis]
+    kernel = lowering.kernel(position, reader, results, parallel(rows, body))
+    return replace(kernel, scratch=kept.buffers)
+
+
+class _Kept:
+    """The first elements of an axis in order, from 1 on, and which they were, of a thread."""
+
+    def __init__(self, dtype: DType, order: _Order):
+        self.order, size = order, order.size + 1
+        self.buffers = Buffer("kept", dtype, size), Buffer("kept.from", dtypes.int32, size)
+
+    def entry(self, at: Index) -> tuple[Value, Value]:
+        value, origin = (Load(b.name, at, b.dtype) for b in self.buffers)
+        return value, origin
+
+    def _stores(self, at: Index, *values: Value) -> list[Statement]:
+        pairs = zip(self.buffers, values, strict=True)
+        return [Store(b.name, at, value) for b, value in pairs]
+
+    def begun(self) -> Body:
+        at, zeros = Var("empty", self.order.size + 1), [Literal(0, b.dtype) for b in self.buffers]
+        return parallel([at], self._stores(variable(at), *zeros))
+
+    def is_next(self, value: Value) -> Value:
+        """Whether an element comes before the last one that is kept."""
+        return _less(value, self.entry(constant(self.order.size))[0], self.order.descending)
+
+    def taken(self, value: Value, number: Index, name: str) -> list[Statement]:
+        """An element where it belongs, if it is one of the first; those behind it move on."""
+        k, descending = self.order.size, self.order.descending
+        here, filled = Local(f"here{name}", value.dtype), _whole(f"filled{name}")
+        moved, moves, t = Local(f"moved{name}", dtypes.bool_), f"moves{name}", Var(f"t{name}", k)
+        takes = compare("or", compare("lt", filled, _number(k)), self.is_next(here))
+        slot, before = (constant(top) + variable(t) * -1 for top in (k, k - 1))
+        at, above = (Position(i, filled.dtype) for i in (slot, before))
+        is_there = compare("and", compare("lt", _number(0), above), compare("le", above, filled))
+        is_moved = compare("and", is_there, _less(here, self.entry(before)[0], descending))
+        is_behind = _less(here, self.entry(slot)[0], descending)
+        is_own = compare("or", compare("lt", filled, at), is_behind)
+        given = here, Position(number, dtypes.int32)
+        new = [
+            apply("where", moved, a, apply("where", is_own, own, b))
+            for a, b, own in zip(self.entry(before), self.entry(slot), given, strict=True)
+        ]
+        names = f"value{name}", f"origin{name}"
+        lets = [Let(local, x) for local, x in zip(names, new, strict=True)]
+        into = [Local(local, x.dtype) for local, x in zip(names, new, strict=True)]
+        move = [Let(moved.name, is_moved), *lets, *self._stores(slot, *into)]
+        return [
+            Let(here.name, value),
+            Let(filled.name, apply("min", Position(number, filled.dtype), _number(k))),
+            Let(moves, apply("where", takes, _number(k), _number(0))),
+            For(t, Role.SEQUENTIAL, tuple(move), data(moves, k + 1)),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
