@@ -68,6 +68,9 @@ class Reductions:
     # Elements of an axis up to which sorting by counting is no slower. A GPU's threads count side
     # by side, and merging costs them a launch for each doubling: chosen.
     counted: int = 64
+    # The greatest or least elements up to so many are kept while a longer axis is gone through once,
+    # so many elements at a time: chosen, each that is taken moves the others.
+    selected: int = 16
     # Additions one after another: errors grow with their number (measured: docs/decisions.md).
     longest_sum: int = 64
     longest_lane_sum: int = 4096  # iterations; lanes add in at least 16 accumulators side by side
