@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-# XLA's own limit is one of the code that it generates: YNNPACK, which multiplies its matrices, takes
-# AVX-512 wherever it is. Without it oneDNN multiplies them, which can be told.
+# XLA's own limit is one of the code that it generates: YNNPACK, which multiplies its matrices,
+# takes AVX-512 wherever it is. Without it oneDNN multiplies them, which can be told.
 WITHOUT_YNNPACK = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_INVALID"
 
 # By Treadle's names, what PyTorch, oneDNN, MKL, OpenBLAS and XLA call them.

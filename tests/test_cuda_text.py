@@ -338,7 +338,10 @@ def test_heads_by_chunks(
 
 
 def test_chunks_cover_all_rows() -> None:
-    assert chunk_sizes(32768, GPU.streaming) == [4096] * 8
+    assert chunk_sizes(65536, GPU.streaming) == [8192] * 8
+    assert chunk_sizes(32768, GPU.streaming) == [8192] * 4
+    assert chunk_sizes(16384, GPU.streaming) == [4096] * 4
+    assert chunk_sizes(8192, GPU.streaming) == [4096] * 2
     assert chunk_sizes(4096, GPU.streaming) == [2048] * 2
     assert chunk_sizes(100, GPU.streaming) == [100]
     assert sum(chunk_sizes(10001, GPU.streaming)) == 10001

@@ -68,8 +68,8 @@ class Reductions:
     # Elements of an axis up to which sorting by counting is no slower. A GPU's threads count side
     # by side, and merging costs them a launch for each doubling: chosen.
     counted: int = 64
-    # The greatest or least elements up to so many are kept while a longer axis is gone through once,
-    # so many elements at a time: chosen, each that is taken moves the others.
+    # The greatest or least elements up to so many are kept while a longer axis is gone through
+    # once, so many elements at a time: chosen, each that is taken moves the others.
     selected: int = 16
     # Additions one after another: errors grow with their number (measured: docs/decisions.md).
     longest_sum: int = 64
@@ -124,6 +124,11 @@ class Materialization:
     # anew it is written once more, which costs little where it is read from a cache. An H200 has 60
     # MiB of that.
     kept_operand: int = 64 << 20
+    # Smaller ones from so many bytes on are kept too where a library multiplies, if what waits at
+    # the peak grows by no more than this part of it: GPT-2 at batch 32 takes 0.989 of the time for
+    # 3 % more memory, which 13 % of what waits come to (docs/decisions.md).
+    least_kept: int = 32 << 20
+    kept_part: int = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,9 @@ class Streaming:
 
     least_rows: int = 64  # of a chunk: each reads and writes all of the weight's gradient
     most_rows: int = 256  # of a chunk: chosen, so that a block's logits stay in the second cache
+    # Rows of a chunk until there are so many chunks, from which on chunks get longer.
+    usual_rows: int = 256
+    usual_chunks: int = 0
     rows_multiple: int = 32  # of a chunk, if it has many: two vectors of the widest kind
     # Of all rows in a chunk: with its statistics, a twentieth of the memory of all logits.
     share: float = 0.047
@@ -429,7 +437,9 @@ GPU = Target(
     recomputation=Recomputation(least_bytes=1 << 18),
     matmuls=Matmuls(by_library=True, busy_tiles=512),
     # Rows: matmuls of half as many are a little slower, more take more memory (measured, H200).
-    streaming=Streaming(least_rows=2048, most_rows=4096, rows_multiple=8),
+    streaming=Streaming(
+        least_rows=2048, most_rows=8192, usual_rows=4096, usual_chunks=4, rows_multiple=8
+    ),
     mapping=Mapping(),
 )
 # Sizes of NVIDIA's, but for what the hardware's definition says: warps of CDNA have 64 threads, and

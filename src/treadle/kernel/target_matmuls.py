@@ -26,9 +26,9 @@ class Matmuls:
     # Rows for each column of a panel, up to which copies of the right operand do not pay: measured
     # on a product of 128 rows, which gains 8 % with AVX2 and loses 2 % with AVX-512.
     few_rows: int = 4
-    # The same where a panel's row is one line and the depth is so small that a panel's lines stay in
-    # the first cache where they lie: measured with AVX2 (bench/README.md, "Few rows"). A copy that
-    # another thread has made costs more than it saves where cores share no cache.
+    # The same where a panel's row is one line and the depth so small that a panel's lines stay in
+    # the first cache where they lie: measured with AVX2 (bench/README.md, "Few rows"). A copy of
+    # which another thread has made a part costs more than it saves where cores are far apart.
     few_shallow_rows: int = 16
     shallow: int = 256
     # Bytes of a right operand up to which they do not, where a panel's row is two lines, and where

@@ -275,7 +275,8 @@ def chunk_drafts(
 
 def chunk_sizes(rows: int, limits: Streaming) -> list[int]:
     """Rows of each chunk: equal ones, and the last what is left over."""
-    count = max(-(-rows // limits.most_rows), min(2, rows // limits.least_rows), 1)
+    usual = min(limits.usual_chunks, -(-rows // limits.usual_rows))
+    count = max(-(-rows // limits.most_rows), usual, min(2, rows // limits.least_rows), 1)
     size = -(-rows // count)
     if size >= 8 * limits.rows_multiple:
         size += -size % limits.rows_multiple

@@ -58,10 +58,23 @@ class Recomputed:
 
 def recomputed(graph: Graph, target: Target) -> Recomputed:
     """The graph with what is better computed again, if that is worth anything."""
-    peak = _Peak(graph, target)
+    sizes, peak = target.materialization, _Peak(graph, target)
+    found = _without(peak)
+    if not (target.matmuls.by_library and any(map(peak.is_operand, peak.dropped))):
+        return found
+    # Operands that are written once more for a library: they are kept if that takes little memory.
+    keeping = replace(target, materialization=replace(sizes, kept_operand=sizes.least_kept))
+    kept = _without(_Peak(graph, keeping))
+    least = _Peak(found.graph, target).nbytes
+    is_little = _Peak(kept.graph, target).nbytes <= least + least // sizes.kept_part
+    return kept if is_little else found
+
+
+def _without(peak: _Peak) -> Recomputed:
+    """The graph of which what need not wait at a peak is computed again."""
+    graph = peak.graph
     peak.drop()
-    saved = sum(graph.type_of(v).nbytes for v in peak.dropped)
-    if saved <= target.materialization.waiting_bytes:
+    if sum(graph.type_of(v).nbytes for v in peak.dropped) <= peak.sizes.waiting_bytes:
         peak.dropped.clear()
     found = _Copying(peak).graph()
     return found if found.waits else Recomputed(graph, {})
@@ -84,7 +97,9 @@ class _Peak:
         for v, position in last.items():
             change[v.node] += graph.type_of(v).nbytes
             change[position] -= graph.type_of(v).nbytes
-        self.position = int(change.cumsum().argmax())
+        waiting = change.cumsum()
+        self.position = int(waiting.argmax())
+        self.nbytes = int(waiting[self.position])
         self.waiting = {v for v, position in last.items() if v.node <= self.position < position}
         self.dropped: Values = set()
         self.inside: set[int] = set()  # nodes that are computed on the way to those
@@ -114,9 +129,18 @@ class _Peak:
 
     def _is_written_again(self, value: TensorValue) -> bool:
         """Whether the backward pass would write a large value to memory for a library to read."""
-        late = (self.graph.nodes[n] for n in self.readers.get(value, ()) if n > self.position)
         is_large = self.graph.type_of(value).nbytes > self.sizes.kept_operand
-        return is_large and any(n.op is linear.CONTRACT or n.op in CONVOLUTIONS for n in late)
+        return is_large and self._is_multiplied(value)
+
+    def _is_multiplied(self, value: TensorValue) -> bool:
+        """Whether a matmul or a convolution of the backward pass reads a value."""
+        late = (self.graph.nodes[n] for n in self.readers.get(value, ()) if n > self.position)
+        return any(n.op is linear.CONTRACT or n.op in CONVOLUTIONS for n in late)
+
+    def is_operand(self, value: TensorValue) -> bool:
+        """Whether a value might be kept as an operand, if that took little memory."""
+        is_large = self.graph.type_of(value).nbytes > self.sizes.least_kept
+        return is_large and self._is_multiplied(value)
 
     def _pays(self, value: TensorValue, sources: Values) -> bool:
         """Whether a value is better made of some others than that it waits.

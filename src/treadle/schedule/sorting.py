@@ -200,7 +200,7 @@ class _Kept:
         is_moved = compare("and", is_there, _less(here, self.entry(before)[0], descending))
         is_behind = _less(here, self.entry(slot)[0], descending)
         is_own = compare("or", compare("lt", filled, at), is_behind)
-        given = here, Position(number, dtypes.int32)
+        given: tuple[Value, Value] = (here, Position(number, dtypes.int32))
         new = [
             apply("where", moved, a, apply("where", is_own, own, b))
             for a, b, own in zip(self.entry(before), self.entry(slot), given, strict=True)
