@@ -311,6 +311,43 @@ def test_second_derivatives() -> None:
         np.testing.assert_allclose(found + found.T, (second + second.mT).numpy(), rtol=1e-8)
 
 
+BLOCKED = {
+    **of_squares("cholesky", [(65, 65), (2, 70, 70)]),
+    **of_squares("upper cholesky", [(96, 96)]),
+    **of_systems("lower", [((70, 70), (70, 3)), ((64, 64), (2, 64, 1)), ((2, 66, 66), (66, 1))]),
+    **of_systems("upper, ones", [((97, 97), (97, 1))]),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKED)
+def test_large_matrices_by_blocks(name: str) -> None:
+    check_exactly({name: BLOCKED[name]})
+
+
+def test_large_matrices_by_blocks_natively() -> None:
+    check({name: BLOCKED[name] for name in BLOCKED if "(2, 66" not in name})
+
+
+def test_a_program_does_not_grow_with_its_blocks() -> None:
+    def nodes(n: int) -> int:
+        both = td.value_and_grad(lambda a: td.linalg.cholesky(a).sum())
+        return len(td.trace(both, td.Spec((n, n))).nodes)
+
+    assert nodes(160) <= nodes(96)
+
+
+def test_derivatives_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of two: sizes that they divide, and others, twice differentiated."""
+    monkeypatch.setattr("treadle.linalg.blocks.BLOCK", 2)
+    monkeypatch.setattr("treadle.linalg.triangular.LEAST", 3)
+    check_exactly(of_squares("cholesky", SQUARES) | of_systems("lower", RIGHT))
+    check_exactly(of_systems("upper, ones", RIGHT))
+    test_second_derivatives()
+    lower = td.linalg.cholesky(definite(5, 5)).numpy()
+    assert np.array_equal(lower, np.tril(lower))
+    assert not np.isfinite(td.linalg.cholesky(-definite(5, 5)).numpy()).all()
+
+
 def test_norms_of_vectors_and_of_what_the_arguments_say() -> None:
     a = normal(2, 3, 4)
     for arguments in ({}, {"dim": 1}, {"dim": (0, 2)}, {"ord": 1, "dim": -1}, {"keepdim": True}):

@@ -1,4 +1,4 @@
-"""Cholesky's factor, and triangular systems: one column of the matrix in each iteration."""
+"""Cholesky's factor, and triangular systems: a column of the matrix in each iteration, or blocks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from treadle.frontend.control import scan
 from treadle.frontend.functions.arithmetic import sqrt, where
 from treadle.frontend.functions.shaping import arange, iota, permute, tril, triu
 from treadle.frontend.tensor import Operand, Tensor
+from treadle.linalg.blocks import LEAST, cholesky_by_blocks, substituted_by_blocks
 from treadle.linalg.matrices import (
     column,
     entry,
@@ -39,6 +40,8 @@ def cholesky(a: Operand, *, upper: bool = False) -> Tensor:
 
 def _cholesky(a: Tensor) -> Tensor:
     """The outer product of each column is taken from what is left: (b, n, n)."""
+    if a.shape[1] >= LEAST:
+        return cholesky_by_blocks(symmetric(a))
 
     def step(left: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         found = column(left, k)
@@ -104,6 +107,8 @@ def _like(b: Tensor, flat: Tensor) -> Tensor:
 
 def substituted(a: Tensor, b: Tensor, upper: bool, unit: bool = False) -> Tensor:
     """A⁻¹ B of (b, n, n) and (b, n, k). Gradients of gradients go back through the iterations."""
+    if a.shape[1] >= LEAST:
+        return substituted_by_blocks(substituted, a, b, upper, unit)
 
     def step(left: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         own, found = column(a, k), row(left, k)
