@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -192,7 +192,8 @@ def build_gradients(
         graph = narrowed if recipe.backward else _differentiated(narrowed, plan, report).graph
         graph = checked(with_history(graph, history))
         passed.relate("differentiate", Relation.GRADIENTS, narrowed, graph)
-    report.evidence.small = lambda: _small_gradients(recipe, plan, inputs, report)
+    own, small = "the gradients are the user's own", _small_gradients
+    report.evidence.small = lambda: own if recipe.backward else small(recipe, plan, inputs, report)
     if recipe.options.verify == "full" and recipe.backward is None:
         with report.stage("verify"):
             report.claims.append(_checked_gradient(recipe, plan, inputs, report))
@@ -219,30 +220,17 @@ def _checked_gradient(
     """Forward against reverse mode, on a batch as small as the model takes."""
     from treadle.verify.gradients import check_gradient
 
-    found = _small_gradients(recipe, plan, inputs, report)
-    first = found if isinstance(found, str) else next(found, _UNTRACED)
-    if isinstance(first, str):
-        return Claim("gradient", "loss", reason=first)
-    return check_gradient(*first)
-
-
-_UNTRACED = "the loss could not be traced once more"
+    for found in _small_gradients(recipe, plan, inputs, report):
+        return check_gradient(*found)
+    return Claim("gradient", "loss", reason="the loss could not be traced once more")
 
 
 def _small_gradients(
     recipe: StepRecipe, plan: UpdatePlan, inputs: Inputs, report: CompileReport
-) -> Iterator[tuple[Graph, Graph]] | str:
+) -> Iterator[tuple[Graph, Graph]]:
     """The loss of a batch as small as the model takes, as it is traced and with its gradients; and
     of larger ones, up to the step's own."""
-    if recipe.backward is not None:
-        return "the gradients are the user's own"
-    return _gradients_of(recipe, plan, smaller_inputs(inputs), report)
-
-
-def _gradients_of(
-    recipe: StepRecipe, plan: UpdatePlan, batches: Sequence[Inputs], report: CompileReport
-) -> Iterator[tuple[Graph, Graph]]:
-    for small in batches:
+    for small in smaller_inputs(inputs):
         try:
             with recipe.naming():
                 traced = trace_loss(recipe, plan, small)

@@ -30,11 +30,8 @@ def check_gradient(loss: Graph, both: Graph, trial: int = 0) -> str:
         raise NotEstablished(f"its leaves have {size:,} elements, more than {MOST_LEAVES:,}")
     # Logarithms without laws are enough as a rule, and fast. Gradients of maxima compare values: of
     # what is made by comparing, as of an absolute value, that is known of one piece at a time.
-    modes = (
-        [(trial, False, False)],
-        [(trial, False, True)],
-        [(k, True, True) for k in range(PIECES)],
-    )
+    modes = [[(trial, False, laws)] for laws in (False, True)]
+    modes += [[(k, True, True) for k in range(PIECES)]]
     if not any(all(_agree(loss, both, wanted, Field(*one)) for one in mode) for mode in modes):
         told = ", ".join(wanted)[:200]
         raise Rejected(f"the gradients are not those of the loss, of one of {told}")

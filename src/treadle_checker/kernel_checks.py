@@ -142,9 +142,8 @@ class _Comparison:
                 self.sums[own] = held
             elif is_read or own not in self.outputs:
                 self._cut(held)
-        for cut in sorted(self.cuts, reverse=True) if is_made else ():
-            if self._is_made(cut):
-                del self.cuts[cut]
+        for cut in filter(self._is_made, sorted(self.cuts, reverse=True) if is_made else ()):
+            del self.cuts[cut]
         self.on = Elements(self.graph, field, self._given)
 
     def _cut(self, held: Held) -> None:
@@ -158,18 +157,14 @@ class _Comparison:
 
     def _is_made(self, cut: Value) -> bool:
         """Whether a value is made of other cuts alone; looked at as far as it costs little."""
-        if list(self.cuts.values()).count(cut) > 1:  # others are the same
-            return False
-        pending = list(self.graph.nodes[cut.node].operands)
-        seen, is_made = {*pending}, bool(pending)
-        while pending and is_made:
-            value = pending.pop()
-            if value not in self.cuts and value not in self.parts:
-                node = self.graph.nodes[value.node]
-                is_made = node.op not in LEAVES and len(seen) < MOST_BETWEEN
-                pending += {*node.operands} - seen
-                seen |= {*node.operands}
-        return is_made
+        others, seen, pending = {*self.cuts, *self.parts} - {cut}, {cut}, [cut]
+        while pending:
+            node = self.graph.nodes[pending.pop().node]
+            if node.op in LEAVES or len(seen) > MOST_BETWEEN:
+                return False
+            new = {*node.operands} - others - seen
+            pending, seen = [*pending, *new], seen | new
+        return list(self.cuts.values()).count(cut) == 1  # others may be the same
 
     def compare(self) -> tuple[str, int]:
         """What was looked at, and how much was computed."""

@@ -52,7 +52,7 @@ GPU_CHOICES = (
     Choice("mapping.few_threads", (256, 1024)),
     Choice("reductions.threads", (1 << 17, 1 << 18)),
     Choice("reductions.blocks", (256, 4096)),
-    Choice("streaming.most_rows", (2048, 8192)),
+    Choice("streaming.most_rows", (4096, 16384)),
     Choice("mapping.is_cooperative", (False,)),
 )
 

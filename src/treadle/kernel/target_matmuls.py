@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from treadle.kernel.cost import LINE
+
 
 @dataclass(frozen=True, slots=True)
 class Matmuls:
@@ -111,6 +113,11 @@ class Matmuls:
     def most_summed(self, batch: int) -> int:
         """Rows up to which weights, or the keys of a batch, are summed as they lie."""
         return self.summed_heads if batch > 1 else self.summed_rows
+
+    def rows_of_panel(self, columns: int, itemsize: int, depth: int) -> int:
+        """Rows up to which copying a right operand into panels does not pay."""
+        is_shallow = columns * itemsize <= LINE and depth <= self.shallow
+        return columns * (self.few_shallow_rows if is_shallow else self.few_rows)
 
     def block_rows(self, rows: int) -> int:
         """Rows of a block: enough to reuse what is read of the right operand, and many blocks.

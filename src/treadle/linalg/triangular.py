@@ -1,4 +1,4 @@
-"""Cholesky's factor, and triangular systems: a column of the matrix in each iteration, or blocks."""
+"""Cholesky's factor, and triangular systems: by columns of the matrix, or by blocks."""
 
 from __future__ import annotations
 

@@ -156,20 +156,13 @@ class _Matmul:
             tiled = (axis, *tiled)
         is_short = size(tiled) < min(self.limits.least_columns, size(c.tiled))
         is_fixed = right.load.buffer in self.lowering.fixed  # panels of it are made once
-        is_read_often = is_fixed or size(c.rows) > self._few_rows
-        is_read_often = is_read_often or not self._is_near(right)
+        few = self.limits.rows_of_panel(self.panel, self.dtype.itemsize, size(c.depth))
+        is_read_often = is_fixed or size(c.rows) > few or not self._is_near(right)
         is_read_often = is_read_often and size(c.tiled) > self.panel
         if is_short or (is_read_often and not self._expands(right)):
             return False  # panels pay
         self.contraction = replace(c, tiled=tiled)
         return True
-
-    @property
-    def _few_rows(self) -> int:
-        """Rows up to which a copy of the right operand would not pay."""
-        limits, is_one_line = self.limits, self.panel * self.dtype.itemsize <= LINE
-        is_shallow = is_one_line and size(self.contraction.depth) <= limits.shallow
-        return (limits.few_shallow_rows if is_shallow else limits.few_rows) * self.panel
 
     def _is_near(self, right: Operand[TensorValue]) -> bool:
         """Whether rows of the right operand, a panel's part of each, are soon there where it lies.
