@@ -146,6 +146,21 @@ def lengths() -> Iterator[int]:
     yield from (509, 512, 1021, 1024)
 
 
+def test_gradients_of_the_scores_of_a_single_key_are_zero() -> None:
+    """Exactly: its weight is 1, whatever the scores are."""
+
+    def slopes(q, k, v, bias, w):
+        return td.grad(lambda q, k, bias: (td.attention(q, k, v, bias) * w).sum(), (0, 1, 2))(
+            q, k, bias
+        )
+
+    shapes = [(1, 6, 129, 64), (1, 2, 1, 64), (1, 2, 1, 64), (1, 6, 129, 1), (1, 6, 129, 64)]
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    for found in td.compile(slopes, *map(td.Spec, shapes), device="cpu")(*arrays):
+        assert not found.any()
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_blocks_cover_every_position_once(causal: bool) -> None:
     limits = CPU.rewriting

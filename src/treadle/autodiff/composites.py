@@ -190,9 +190,13 @@ def group_norm_vjp(
 def attention_vjp(
     attributes: c.Attention, cts: Cts, outs: tuple[Tensor, Tensor], *operands: Tensor
 ) -> tuple[Cotangent, ...]:
-    """One composite from the result and its logsumexp: T×T is never kept."""
+    """One composite from the result and its logsumexp: T×T is never kept.
+
+    The weight of a single key is 1: by the definition gradients of its scores are exactly 0, where
+    the composite has the difference of two sums.
+    """
     ct, ct_lse = cts
-    if ct is None or ct_lse is not None:
+    if ct is None or ct_lse is not None or operands[1].shape[-2] == 1:
         return tuple(definition_vjp(c.ATTENTION, attributes, cts, operands))
     return bind(c.ATTENTION_GRAD, attributes, ct, *outs, *operands)
 
