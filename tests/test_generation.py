@@ -91,6 +91,47 @@ def test_a_state_is_carried_as_there(tmp_path: Path) -> None:
     assert np.array_equal(ours, model.generate(PROMPTS[1], 4, use_cache=False, **settings))
 
 
+@pytest.mark.parametrize("has_bias", [False, True], ids=["without-bias", "with-bias"])
+@pytest.mark.parametrize("seed", range(3))
+def test_states_of_padded_rows_are_those_of_rows_alone(
+    seed: int, has_bias: bool, tmp_path: Path
+) -> None:
+    """Random Mambas: rows of unequal lengths, with a cache, without, and under a mask."""
+    rng = np.random.default_rng(seed)
+    config = {
+        "vocab_size": 31,
+        "hidden_size": int(rng.integers(5, 12)),
+        "state_size": int(rng.integers(1, 6)),
+        "num_hidden_layers": int(rng.integers(1, 4)),
+        "conv_kernel": int(rng.integers(2, 6)),
+        "expand": int(rng.integers(1, 4)),
+        "time_step_rank": int(rng.integers(1, 4)),
+        "use_conv_bias": bool(rng.integers(2)),
+        "use_bias": has_bias,
+    }
+    twin = Case("random", "MambaForCausalLM", "MambaConfig", config).twin(seed)
+    with torch.no_grad():  # so that a bias in the place of padding moves the likeliest tokens
+        for name, value in twin.named_parameters():
+            if name.endswith("proj.bias"):
+                value.normal_(0, 2)
+    model = models.load(saved(twin, tmp_path), device="oracle")
+    prompts = [rng.integers(3, 31, n) for n in (2, 7, 1, 12)]
+    settings = {"eos_token_id": ()}
+    with_cache = model.generate(prompts, 6, **settings)
+    without = model.generate(prompts, 6, use_cache=False, **settings)
+    tokens, mask = np.zeros((4, 12), np.int64), np.zeros((4, 12), np.int64)
+    for row, prompt in enumerate(prompts):
+        tokens[row, 12 - len(prompt) :], mask[row, 12 - len(prompt) :] = prompt, 1
+    padded = model(tokens, attention_mask=mask)
+    for row, prompt in enumerate(prompts):
+        wanted = theirs(twin, prompt, 6, eos_token_id=-1)
+        assert np.array_equal(with_cache[row], wanted)
+        assert np.array_equal(without[row], wanted)
+        with torch.no_grad():
+            alone = twin(torch.tensor(prompt)[None]).logits[0].numpy()
+        assert np.abs(padded[row, 12 - len(prompt) :] - alone).max() < 1e-4
+
+
 def test_no_program_is_compiled_for_a_token(pair: tuple[Any, Any]) -> None:
     """Nor for another prompt or number of tokens that fit the cache."""
     model, _ = pair

@@ -153,8 +153,8 @@ class _Mixer(Module):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """(B, T, hidden_size) → the same."""
         given = context.given()
-        x = _masked(x, given)
         inner, gate = chunk(self.in_proj(x), 2, -1)  # (B, T, C) each
+        inner = _masked(inner, given)  # behind in_proj, whose bias would turn padding into values
         before, state = self._carried(context, inner)
         window = concat([before, inner], 1)
         u = _masked(self.act(self.conv1d(window)), given)
