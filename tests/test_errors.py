@@ -198,11 +198,11 @@ WINDOWS = [
     ),
     row(lambda: td.attention(heads, heads, heads, a23), td.ShapeError, "attention", "(2, 4, 5, 5)"),
     row(
-        lambda: td.attention(heads, heads, heads, td.ones((5, 5), td.bool_)),
+        lambda: td.attention(heads, heads, heads, td.ones((5, 5), td.int32)),
         td.DTypeError,
         "attention",
-        "bool[5,5]",
-        "td.where(mask",
+        "int32[5,5]",
+        "Pass mask != 0",
     ),
     row(lambda: td.attention(*[heads.astype(td.int32)] * 3), td.DTypeError, "attention", "int32"),
 ]

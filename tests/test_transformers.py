@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import treadle as td
@@ -43,12 +44,133 @@ def test_gradients_stop_at_the_lengths() -> None:
 
 
 def test_masks() -> None:
-    np.testing.assert_array_equal(nn.causal_mask(3).numpy(), np.triu(np.ones((3, 3)), 1) > 0)
+    """They are added to scores: 0 or −∞, as PyTorch's generator of masks gives them."""
+    wanted = torch.nn.Transformer.generate_square_subsequent_mask(3).numpy()
+    np.testing.assert_array_equal(nn.causal_mask(3).numpy(), wanted)
     far = nn.sliding_window_mask(5, 2).numpy()
     i, j = np.indices((5, 5))
-    np.testing.assert_array_equal(far, (i - j >= 2) | (j > i))
+    np.testing.assert_array_equal(far, np.where((i - j >= 2) | (j > i), -np.inf, 0))
     both = nn.sliding_window_mask(5, 2, is_causal=False).numpy()
-    np.testing.assert_array_equal(both, np.abs(i - j) >= 2)
+    np.testing.assert_array_equal(both, np.where(np.abs(i - j) >= 2, -np.inf, 0))
+
+
+def heads() -> list[np.ndarray]:
+    return [rng.standard_normal((2, 2, 4, 8)) for _ in range(3)]
+
+
+@pytest.mark.parametrize("device", ["oracle", "cpu"])
+def test_a_bool_bias_is_true_where_a_key_takes_part(device: str) -> None:
+    """As in scaled_dot_product_attention; a query without keys gives zeros, and no gradient."""
+    q, k, v = (x.astype(np.float32) for x in heads())
+    mask = rng.random((2, 1, 4, 4)) < 0.6
+    mask[0, 0, 2] = False
+
+    def total(q: td.Tensor, k: td.Tensor, v: td.Tensor, mask: td.Tensor) -> td.Tensor:
+        return (td.attention(q, k, v, mask) ** 2).sum()
+
+    compiled = td.compile(td.grad(total, (0, 1, 2)), q, k, v, mask, device=device)
+    leaves = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
+    wanted = F.scaled_dot_product_attention(*leaves, attn_mask=torch.tensor(mask))
+    (wanted**2).sum().backward()
+    found = td.attention(q, k, v, bias=mask)
+    np.testing.assert_allclose(found.numpy(), wanted.detach().numpy(), atol=1e-6)
+    for ours, leaf in zip(compiled(q, k, v, mask), leaves, strict=True):
+        np.testing.assert_allclose(ours, leaf.grad.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["causal", "window"])
+def test_masks_mean_the_same_to_functions_and_layers(kind: str) -> None:
+    """What is given to td.attention may be given to every layer."""
+    mask = nn.causal_mask(4) if kind == "causal" else nn.sliding_window_mask(4, 2)
+    q, k, v = heads()
+    seen = np.isfinite(mask.numpy())
+    tensors = [torch.tensor(x) for x in (q, k, v)]
+    wanted = F.scaled_dot_product_attention(*tensors, attn_mask=torch.tensor(seen)).numpy()
+    for given in (mask, seen):
+        np.testing.assert_allclose(td.attention(q, k, v, given).numpy(), wanted, atol=1e-12)
+
+    x = rng.standard_normal((2, 4, 6))
+    layer = nn.MultiheadAttention(6, 2, batch_first=True)
+    own = nn.MultiHeadAttention(6, 2, batch_first=True)
+    values = layer.init(0)
+    twin = torch.nn.MultiheadAttention(6, 2, batch_first=True).double()
+    twin.load_state_dict({n: torch.tensor(a).double() for n, a in values.items()})
+    hidden = torch.tensor(~seen)
+    with torch.no_grad():
+        wanted = twin(*[torch.tensor(x)] * 3, attn_mask=hidden, need_weights=False)[0].numpy()
+    for given in (mask, ~seen):
+        found = layer.apply(values, x, x, x, attn_mask=given)[0]
+        np.testing.assert_allclose(found.numpy(), wanted, atol=1e-6)
+    np.testing.assert_allclose(own.apply(values, x, bias=mask).numpy(), wanted, atol=1e-6)
+
+
+def test_masks_that_could_be_read_both_ways_are_refused() -> None:
+    """With remedies that are executed here, and mean what scaled_dot_product_attention means."""
+    q, k, v = heads()
+    mask = np.tri(4) > 0  # True where a key takes part
+    wanted = td.attention(q, k, v, mask).numpy()
+    refused(
+        lambda: td.attention(q, k, v, mask.astype(int)), td.DTypeError, "attention", "mask != 0"
+    )
+    np.testing.assert_array_equal(td.attention(q, k, v, mask.astype(int) != 0).numpy(), wanted)
+    x = rng.standard_normal((2, 4, 6))
+    own, layer = (
+        kind(6, 2, dropout=0.1, batch_first=True)
+        for kind in (nn.MultiHeadAttention, nn.MultiheadAttention)
+    )
+    values = own.init(0)
+    causal = own.apply(values, x, causal=True).numpy()
+    remedy = "td.where(mask, 0.0, -math.inf)"
+    for training in (False, True):
+        call = lambda: own.apply(values, x, bias=mask, training=training)  # noqa: B023, E731
+        refused(call, td.DTypeError, "MultiHeadAttention", remedy, "True where a key is hidden")
+    added = eval(remedy, {"td": td, "math": math, "mask": mask})
+    np.testing.assert_allclose(own.apply(values, x, bias=added).numpy(), causal, atol=1e-6)
+    with_int = {"attn_mask": mask.astype(int)}, {"key_padding_mask": np.ones((2, 4), int)}
+    for given in with_int:
+        call = lambda: layer.apply(values, x, x, x, **given)  # noqa: B023, E731
+        refused(call, td.DTypeError, "attention", "mask == 0", "True where a key is hidden", *given)
+    found = layer.apply(values, x, x, x, attn_mask=mask.astype(int) == 0)[0]
+    np.testing.assert_allclose(found.numpy(), causal, atol=1e-6)
+
+
+def test_stacks_take_masks_by_pytorchs_names() -> None:
+    """By position and by name; `mask` of an encoder is the `src_mask` of its layers."""
+    sizes = {"d_model": 6, "nhead": 2, "dim_feedforward": 8, "dropout": 0.0, "batch_first": True}
+    x, memory = torch.randn(2, 4, 6), torch.randn(2, 3, 6)
+    later, padding = (
+        ~torch.ones(4, 4).tril().bool(),
+        torch.tensor([[False] * 4, [False] * 3 + [True]]),
+    )
+    hidden = torch.tensor([[False, True, False]] * 4)
+    rows = [
+        ("Encoder", (x,), {"mask": later}),
+        ("Encoder", (x, later), {}),
+        ("Encoder", (x,), {"mask": later, "src_key_padding_mask": padding}),
+        ("Encoder", (x,), {"mask": later, "is_causal": True}),
+        ("Decoder", (x, memory, later, hidden), {}),
+        ("Decoder", (x, memory), {"tgt_mask": later, "tgt_key_padding_mask": padding}),
+        ("Decoder", (x, memory), {"memory_mask": hidden, "tgt_mask": later, "tgt_is_causal": True}),
+    ]
+    for kind, given, masks in rows:
+        make = getattr(torch.nn, f"Transformer{kind}Layer")(**sizes)
+        twin = getattr(torch.nn, f"Transformer{kind}")(make, 2)
+        layer = getattr(nn, f"Transformer{kind}Layer")(**sizes)
+        ours = getattr(nn, f"Transformer{kind}")(layer, 2)
+        values = {n: p.detach().numpy() for n, p in twin.state_dict().items()}
+        found = ours.apply(
+            values,
+            *[t.numpy() for t in given],
+            **{n: getattr(m, "numpy", lambda m=m: m)() for n, m in masks.items()},
+        )
+        wanted = twin.train()(*given, **masks).detach().numpy()
+        np.testing.assert_allclose(found.numpy(), wanted, atol=1e-5)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(**sizes), 1)
+    both = {"mask": later.numpy(), "src_mask": later.numpy()}
+    call = lambda: encoder.apply(encoder.init(0), x.numpy(), **both)  # noqa: E731
+    refused(call, td.ArgumentError, "TransformerEncoder", "mask and src_mask")
+    mine = nn.TransformerEncoder(lambda: nn.Linear(6, 6), 2)  # layers that take no mask
+    assert mine.apply(mine.init(0), x.numpy()).shape == (2, 4, 6)
 
 
 @pytest.mark.parametrize("heads", [1, 4, 8, 12])

@@ -59,7 +59,7 @@ TREADLE = {
     "batch_norm": "It is nn.BatchNorm1d, 2d or 3d, which hold running statistics.",
     "group_norm": "It is nn.GroupNorm.",
     "instance_norm": "It is nn.InstanceNorm1d, 2d or 3d.",
-    "scaled_dot_product_attention": "It is td.attention(q, k, v, bias, causal).",
+    "scaled_dot_product_attention": "It is td.attention(q, k, v, attn_mask, is_causal).",
     "scatter_reduce": "td.scatter_add, td.scatter_max and td.segment_mean are its reductions.",
     "binary_cross_entropy_with_logits": "It is td.losses.bce_with_logits.",
     "binary_cross_entropy": "It is td.losses.bce.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from treadle.base import dtypes
-from treadle.base.errors import ArgumentError, ShapeError
+from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.base.numbers import check_whole
 from treadle.base.shapes import Shape
 from treadle.frontend.coerce import as_tensor, broadcast_to, cast
@@ -32,8 +32,8 @@ from treadle.nn.module import Module, Parameter
 class MultiHeadAttention(Module):
     """Attention with projections, as torch.nn.MultiheadAttention (sequence first by default).
 
-    `key` and `value` default to `query`. The bias is added to the scores and broadcasts to (B,
-    heads, T, S).
+    `key` and `value` default to `query`. The float bias is added to the scores and broadcasts to
+    (B, heads, T, S).
 
     Shapes: (T, N, embed_dim), (S, N, embed_dim) → (T, N, embed_dim); N comes first with
     batch_first.
@@ -81,13 +81,21 @@ class MultiHeadAttention(Module):
                     f"the {name} is {x.type}, the width {self.embed_dim}",
                     "It is (T, N, width), or (N, T, width) with batch_first.",
                 )
+        added = None if bias is None else as_tensor(bias)
+        if added is not None and not added.dtype.is_float:
+            raise DTypeError(
+                "MultiHeadAttention",
+                f"the bias is {added.type}, but it is added to the scores",
+                "Pass td.where(mask, 0.0, -math.inf) for a mask that is True where a key takes "
+                "part, or nn.MultiheadAttention, whose masks are True where a key is hidden.",
+            )
         q, k, v = (self._project(i, x) for i, x in enumerate((q, k, v)))
-        mixed = self._mixed(q, k, v, bias, causal)  # (B, H, T, D)
+        mixed = self._mixed(q, k, v, added, causal)  # (B, H, T, D)
         joined = reshape(permute(mixed, 0, 2, 1, 3), (mixed.shape[0], mixed.shape[2], -1))
         result = self.out_proj(joined)
         return result if self.batch_first else transpose(result, 0, 1)
 
-    def _mixed(self, q: Tensor, k: Tensor, v: Tensor, bias: Operand | None, causal: bool) -> Tensor:
+    def _mixed(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool) -> Tensor:
         """Attention; with dropout of its weights it is written out."""
         if not self.training or self.dropout.p == 0:
             return linear.attention(q, k, v, bias, causal)
@@ -128,8 +136,9 @@ class SwiGLU(Module):
 class MultiheadAttention(Module):
     """torch.nn.MultiheadAttention: `output, weights = attention(query, key, value)`.
 
-    Masks are bool (True hides) or float (added to the scores). `num_kv_heads` shares keys and
-    values among groups of heads.
+    A bool mask is True where a key is hidden, as in PyTorch's layer: the opposite of
+    `td.attention`. A float mask is added to the scores, here and there. `num_kv_heads` shares keys
+    and values among groups of heads.
 
     Shapes: (T, N, embed_dim), (S, N, kdim), (S, N, vdim) → (T, N, embed_dim) and weights (N, T, S)
     or None; N comes first with batch_first.
@@ -270,19 +279,26 @@ def masks_as_bias(
             raise ShapeError(
                 "attention", f"attn_mask is {mask.type}", f"It ends in {(t, s)}: queries and keys."
             )
-        found = _added(mask, dtype)
+        found = _added("attn_mask", mask, dtype)
     if key_padding_mask is not None:
         mask = as_tensor(key_padding_mask)
         if mask.shape != (b, s):
             raise ShapeError(
                 "attention", f"key_padding_mask is {mask.type}", f"It is {(b, s)}: batch and keys."
             )
-        hidden = reshape(_added(mask, dtype), (b, 1, 1, s))
+        hidden = reshape(_added("key_padding_mask", mask, dtype), (b, 1, 1, s))
         found = hidden if found is None else found + hidden
     return found
 
 
-def _added(mask: Tensor, dtype: dtypes.DType) -> Tensor:
+def _added(name: str, mask: Tensor, dtype: dtypes.DType) -> Tensor:
+    if not mask.dtype.is_float and mask.dtype is not dtypes.bool_:
+        raise DTypeError(
+            "attention",
+            f"{name} is {mask.type}, neither float (added to the scores) nor bool",
+            "Pass mask == 0 for a mask that is 1 where a key takes part: bool masks of layers are "
+            "True where a key is hidden.",
+        )
     if mask.dtype is dtypes.bool_:
         return where(mask, as_tensor(-math.inf).astype(dtype), as_tensor(0.0).astype(dtype))
     return cast(mask, dtype)

@@ -15,6 +15,7 @@ from treadle.frontend.functions.arithmetic import (
     cos,
     exp,
     sin,
+    where,
 )
 from treadle.frontend.functions.indexing import take
 from treadle.frontend.functions.shaping import (
@@ -58,17 +59,28 @@ class RotaryEmbedding(Module):
 
 
 def causal_mask(t: int, s: int | None = None) -> Tensor:
-    """True where position t may not see position s, for `attn_mask`: → (T, S)."""
+    """A bias for attention: 0 where position t sees key s, −∞ where s is later: → (T, S).
+
+    It is float, as `torch.nn.Transformer.generate_square_subsequent_mask` is, so that
+    `td.attention` and all layers read it alike.
+    """
     shape = (t, t if s is None else s)
-    return iota(shape, 1) > iota(shape, 0)
+    return _hiding(iota(shape, 1) > iota(shape, 0))
 
 
 def sliding_window_mask(t: int, window: int, is_causal: bool = True) -> Tensor:
-    """True for keys further than a window away, and with `is_causal` for later ones: → (T, T)."""
+    """A bias for attention: −∞ for keys `window` or more positions away, else 0: → (T, T).
+
+    With `is_causal` later keys are −∞, too.
+    """
     check_whole("sliding_window_mask", "window", window)
     distance = iota((t, t), 0) - iota((t, t), 1)
     is_far = abs(distance) >= window
-    return is_far | (distance < 0) if is_causal else is_far
+    return _hiding(is_far | (distance < 0) if is_causal else is_far)
+
+
+def _hiding(is_hidden: Tensor) -> Tensor:
+    return where(is_hidden, as_tensor(-math.inf), as_tensor(0.0))
 
 
 def alibi_bias(num_heads: int, t: int, s: int | None = None) -> Tensor:

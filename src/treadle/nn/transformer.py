@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from treadle.base.errors import ArgumentError
 from treadle.base.numbers import NOT_NEGATIVE, check_choice, check_number, check_whole
@@ -130,10 +130,11 @@ class TransformerDecoderLayer(_Layer):
         tgt_key_padding_mask: Operand | None = None,
         memory_key_padding_mask: Operand | None = None,
         tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
     ) -> Tensor:
         x, kept = as_tensor(tgt), as_tensor(memory)
         own = tgt_key_padding_mask, False, tgt_mask, True, tgt_is_causal
-        other = memory_key_padding_mask, False, memory_mask
+        other = memory_key_padding_mask, False, memory_mask, True, memory_is_causal
 
         def attended(y: Tensor) -> Tensor:
             return self.dropout1(self.self_attn(y, y, y, *own)[0])
@@ -170,10 +171,28 @@ class TransformerEncoder(Module):
         self.layers = ModuleList(_made("TransformerEncoder", layer) for _ in range(num_layers))
         self.norm = norm
 
-    def forward(self, src: Operand, **masks: object) -> Tensor:
+    def forward(
+        self,
+        src: Operand,
+        mask: Operand | None = None,
+        src_key_padding_mask: Operand | None = None,
+        is_causal: bool | None = None,
+        **more: object,
+    ) -> Tensor:
+        """`mask` is the `src_mask` of each layer. Layers get those that are given, and `more`."""
+        if mask is not None and "src_mask" in more:
+            raise ArgumentError(
+                "TransformerEncoder", "mask and src_mask are both given", "Pass mask alone."
+            )
+        named = {
+            "src_mask": mask,
+            "src_key_padding_mask": src_key_padding_mask,
+            "is_causal": is_causal,
+        }
+        given = {**_given(named), **more}
         x = as_tensor(src)
         for layer in self.layers:
-            x = layer(x, **masks)
+            x = layer(x, **given)
         return x if self.norm is None else self.norm(x)
 
 
@@ -194,11 +213,37 @@ class TransformerDecoder(Module):
         self.layers = ModuleList(_made("TransformerDecoder", layer) for _ in range(num_layers))
         self.norm = norm
 
-    def forward(self, tgt: Operand, memory: Operand, **masks: object) -> Tensor:
+    def forward(
+        self,
+        tgt: Operand,
+        memory: Operand,
+        tgt_mask: Operand | None = None,
+        memory_mask: Operand | None = None,
+        tgt_key_padding_mask: Operand | None = None,
+        memory_key_padding_mask: Operand | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool | None = None,
+        **more: object,
+    ) -> Tensor:
+        """Layers get those of the masks that are given, and `more`."""
+        named = {
+            "tgt_mask": tgt_mask,
+            "memory_mask": memory_mask,
+            "tgt_key_padding_mask": tgt_key_padding_mask,
+            "memory_key_padding_mask": memory_key_padding_mask,
+            "tgt_is_causal": tgt_is_causal,
+            "memory_is_causal": memory_is_causal,
+        }
+        given = {**_given(named), **more}
         x = as_tensor(tgt)
         for layer in self.layers:
-            x = layer(x, memory, **masks)
+            x = layer(x, memory, **given)
         return x if self.norm is None else self.norm(x)
+
+
+def _given(named: Mapping[str, object]) -> dict[str, object]:
+    """Those that are not None: a layer of one's own need not take the others."""
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _made(name: str, layer: Module | Callable[[], Module]) -> Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from treadle.base.dtypes import DType, bool_, int32
@@ -9,6 +10,7 @@ from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.base.shapes import broadcast_shapes
 from treadle.frontend.coerce import as_tensor, common_dtype
 from treadle.frontend.coerce import cast as cast_to
+from treadle.frontend.functions.arithmetic import where
 from treadle.frontend.functions.reductions import sum as sum_over
 from treadle.frontend.functions.shaping import (
     integer_of,
@@ -336,6 +338,9 @@ def attention(
 
     G divides H: H / G heads of queries share one of keys.
 
+    A float bias is added to the scores. A bool bias is True where a key takes part, as in
+    `torch.nn.functional.scaled_dot_product_attention`. A query without keys gives zeros.
+
     `causal` lets position t see 0 … t. The scale is 1/√D unless given. T×T is never kept for the
     backward.
     """
@@ -364,11 +369,11 @@ def attention(
 
 def _attention_bias(bias: Operand, shape: tuple[int, ...], dtype: DType) -> Tensor:
     given = as_tensor(bias)
-    if not given.dtype.is_float:
+    if not given.dtype.is_float and given.dtype is not bool_:
         raise DTypeError(
             "attention",
-            f"the bias is {given.type}, but it is added to the scores",
-            "For a bool mask pass td.where(mask, 0.0, -math.inf).",
+            f"the bias is {given.type}, neither float (added to the scores) nor bool",
+            "Pass mask != 0: a bool bias is True where a key takes part.",
         )
     if broadcast_shapes(given.shape, shape) != shape:
         raise ShapeError(
@@ -376,4 +381,7 @@ def _attention_bias(bias: Operand, shape: tuple[int, ...], dtype: DType) -> Tens
             f"the bias {given.type} does not broadcast to {shape}",
             "The scores are (B, H, T, S).",
         )
+    if given.dtype is bool_:
+        zero, hidden = (cast_to(as_tensor(x), dtype) for x in (0.0, -math.inf))
+        given = where(given, zero, hidden)
     return reshape(cast_to(given, dtype), (*(1,) * (4 - given.ndim), *given.shape))

@@ -175,14 +175,10 @@ def _attention(
         q, k, v = (expand(t, (*lead, *t.shape[-2:])) for t in (query, key, value))
     q, k, v = (_four_axes(t) for t in (q, k, v))
     mask = None if attn_mask is None else _fitting_mask(attn_mask, lead)
-    bias = _bias(mask, query)
     if dropout_p:
-        found = _with_dropout(q, k, v, bias, dropout_p, is_causal, scale)
+        found = _with_dropout(q, k, v, mask, dropout_p, is_causal, scale)
     else:
-        found = m.attention(q, k, v, bias, is_causal, scale)
-    if mask is not None and mask.dtype is bool_:
-        # Who may look at nothing gets zeros.
-        found = where(any_over(mask, -1, True), found, 0.0)
+        found = m.attention(q, k, v, mask, is_causal, scale)
     return reshape(found, (*lead, *found.shape[-2:]))
 
 
@@ -214,11 +210,12 @@ def _with_dropout(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    bias: Tensor | None,
+    mask: Tensor | None,
     p: float,
     causal: bool,
     scale: float | None,
 ) -> Tensor:
+    bias = _bias(mask, q)
     shared = q.shape[1] // k.shape[1]
     if shared > 1:
         k, v = (_repeated_heads(t, shared) for t in (k, v))
@@ -230,7 +227,11 @@ def _with_dropout(
         rows, columns = scores.shape[-2:]
         seen = iota((rows, columns), 1) <= iota((rows, columns), 0)
         scores = where(seen, scores, -0.5 * q.dtype.largest)
-    return m.matmul(dropout(softmax(scores, -1), p), v)
+    found = m.matmul(dropout(softmax(scores, -1), p), v)
+    if mask is not None and mask.dtype is bool_:
+        # Who may look at nothing gets zeros.
+        found = where(any_over(mask, -1, True), found, 0.0)
+    return found
 
 
 def _repeated_heads(x: Tensor, times: int) -> Tensor:
