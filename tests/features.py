@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 import function_rows
 import public_names
+import pytorch_rows
 import test_fft
 import test_layers
 import test_linalg
@@ -102,7 +103,8 @@ def is_compared(c: Case) -> bool:
 
 
 def functions() -> list[Feature]:
-    rows = grouped((r.name, partial(function_rows.problem, r)) for r in function_rows.ROWS)
+    table = [*function_rows.ROWS, *(r for r in pytorch_rows.ROWS if "." not in r.name)]
+    rows = grouped((r.name, partial(function_rows.problem, r)) for r in table)
     more = grouped(
         (c.name, partial(test_more_functions.problem, c)) for c in test_more_functions.TABLE
     )
@@ -156,6 +158,20 @@ def linalg_features() -> list[Feature]:
 
 def _given(problem: Problem) -> Problem:
     return problem
+
+
+def folder_features() -> list[Feature]:
+    """Functions of `td.linalg` and other folders that have rows as functions have."""
+    rows = grouped(
+        (r.name, partial(function_rows.problem, r)) for r in pytorch_rows.ROWS if "." in r.name
+    )
+    found = []
+    for title, makes in rows.items():
+        folder, _, name = title.rpartition(".")
+        found.append(
+            Feature(f"td.{folder}", name, tuple(makes), exact=len(makes), against=f"torch.{title}")
+        )
+    return found
 
 
 # Losses
@@ -260,6 +276,7 @@ FEATURES = [
     *functions(),
     *linalg_features(),
     *fft_features(),
+    *folder_features(),
     *loss_features(),
     *metric_features(),
 ]

@@ -246,6 +246,25 @@ def test_every_size_up_to_33(n: int) -> None:
 # Edges
 
 
+def test_exponentials_of_large_matrices() -> None:
+    """Of rotations by many turns, of decay, and of no norm that can be halved away."""
+    a = np.array([[[0.0, 90.0], [-90.0, 0.0]], [[-900.0, 1.0], [0.0, -3.0]], [[0.0, 0.0]] * 2])
+    expected = torch.matrix_exp(torch.tensor(a)).numpy()
+    np.testing.assert_allclose(td.linalg.matrix_exp(a).numpy(), expected, rtol=1e-12, atol=1e-13)
+    found = compiled(td.linalg.matrix_exp, a.astype(np.float32))
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
+    assert np.isnan(td.linalg.matrix_exp(np.full((2, 2), 1e6)).numpy()).all()
+
+
+def test_chains_that_do_not_fit_are_refused() -> None:
+    a = np.ones((2, 3))
+    refused(lambda: td.linalg.multi_dot([a]), td.ArgumentError, "multi_dot")
+    refused(lambda: td.linalg.multi_dot([a, a]), td.ShapeError, "multi_dot", "Inner sizes")
+    refused(lambda: td.linalg.multi_dot([a, a[0], a]), td.ShapeError, "multi_dot", "tensor 1")
+    refused(lambda: td.linalg.matrix_power(a, 2), td.ShapeError, "matrix_power")
+    refused(lambda: td.linalg.cross(a, a[:, :2]), td.ShapeError, "cross")
+
+
 def test_gradients_at_equal_eigenvalues() -> None:
     """What does not tell equal ones apart has its gradient; what does gets none."""
     a = np.diag([2.0, 2.0, 5.0])

@@ -10,11 +10,13 @@ from treadle.frontend import numpy_calls as numpy_calls
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions import (
     activations,
+    arranging,
     distances,
     elementary,
     gamma,
     indexing,
     linear,
+    moments,
     reductions,
     segments,
     sequences,
@@ -79,7 +81,10 @@ _ALSO: dict[Any, str] = {
     "round clamp maximum minimum pow atan2 add sub mul div floor_divide remainder "
     "eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isfinite cast",
     elementary: "expm1 log10 tan atan asin acos sinh cosh asinh acosh atanh trunc frac isinf "
-    "nan_to_num logaddexp lerp addcmul addcdiv hypot masked_fill",
+    "nan_to_num logaddexp lerp addcmul addcdiv hypot masked_fill "
+    "fmax fmin fmod copysign signbit",
+    moments: "nansum nanmean count_nonzero cov corrcoef",
+    arranging: "rot90 tensor_split",
     gamma: "lgamma digamma",
     activations: "relu sigmoid softmax log_softmax",
     reductions: "std logsumexp norm any all cumsum sort argsort topk",
@@ -88,7 +93,7 @@ _ALSO: dict[Any, str] = {
     segments: "scatter bincount",
     shaping: "expand split chunk flip roll repeat moveaxis tril triu",
     indexing: "take take_along_axis",
-    linear: "matmul",
+    linear: "matmul cross",
     distances: "cdist",
 }
 

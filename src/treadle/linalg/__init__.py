@@ -15,6 +15,10 @@ from treadle.linalg.orthogonal import QR as QR
 from treadle.linalg.orthogonal import LstSq as LstSq
 from treadle.linalg.orthogonal import lstsq as lstsq
 from treadle.linalg.orthogonal import qr as qr
+from treadle.linalg.powers import cross as cross
+from treadle.linalg.powers import matrix_exp as matrix_exp
+from treadle.linalg.powers import matrix_power as matrix_power
+from treadle.linalg.powers import multi_dot as multi_dot
 from treadle.linalg.spectral import SVD as SVD
 from treadle.linalg.spectral import Eigh as Eigh
 from treadle.linalg.spectral import eigh as eigh

@@ -50,24 +50,24 @@ def _is_beyond(number: Any, largest: float) -> bool:
     return largest < exact < math.inf or -math.inf < exact < -largest
 
 
-def _numeric_dtype(*values: Operand) -> dtypes.DType:
+def numeric_dtype(*values: Operand) -> dtypes.DType:
     """bool counts as int32, as a sum of flags should."""
     dtype = common_dtype(values)
     return dtypes.int32 if dtype is dtypes.bool_ else dtype
 
 
 def _numeric(name: str, op: Op, x: Operand, y: Operand) -> Tensor:
-    return _binary(name, op, x, y, _numeric_dtype(x, y))
+    return _binary(name, op, x, y, numeric_dtype(x, y))
 
 
-def _real_dtype(*values: Operand) -> dtypes.DType:
+def real_dtype(*values: Operand) -> dtypes.DType:
     dtype = common_dtype(values)
     return dtype if dtype.is_float else dtypes.float32
 
 
 def as_real(x: Operand) -> Tensor:
     """Integers and bool become float32."""
-    return cast_to(as_tensor(x), _real_dtype(x))
+    return cast_to(as_tensor(x), real_dtype(x))
 
 
 def _real(op: Op, x: Operand) -> Tensor:
@@ -92,7 +92,7 @@ def mul(x: Operand, y: Operand) -> Tensor:
 
 def div(x: Operand, y: Operand) -> Tensor:
     """x / y; integers become float32 first."""
-    return _binary("div", e.DIV, x, y, _real_dtype(x, y))
+    return _binary("div", e.DIV, x, y, real_dtype(x, y))
 
 
 def floor_divide(x: Operand, y: Operand) -> Tensor:
@@ -112,10 +112,10 @@ def pow(x: Operand, y: Operand) -> Tensor:
     """
     exponent = y.item() if isinstance(y, np.generic) else y
     if isinstance(exponent, (int, float)):
-        special = _static_power(cast_to(as_tensor(x), _numeric_dtype(x, y)), exponent)
+        special = _static_power(cast_to(as_tensor(x), numeric_dtype(x, y)), exponent)
         if special is not None:
             return special
-    return _binary("pow", e.POW, x, y, _real_dtype(x, y))
+    return _binary("pow", e.POW, x, y, real_dtype(x, y))
 
 
 def _static_power(x: Tensor, exponent: float) -> Tensor | None:
@@ -251,7 +251,7 @@ def erf(x: Operand) -> Tensor:
 
 def atan2(y: Operand, x: Operand) -> Tensor:
     """The angle of the point (x, y) from the x axis, between −π and π; the gradient at 0 is 0."""
-    return _binary("atan2", e.ATAN2, y, x, _real_dtype(y, x))
+    return _binary("atan2", e.ATAN2, y, x, real_dtype(y, x))
 
 
 def maximum(x: Operand, y: Operand) -> Tensor:
@@ -310,13 +310,13 @@ def le(x: Operand, y: Operand) -> Tensor:
 
 def gt(x: Operand, y: Operand) -> Tensor:
     """x > y, elementwise."""
-    a, b = align("gt", x, y, dtype=_numeric_dtype(x, y))
+    a, b = align("gt", x, y, dtype=numeric_dtype(x, y))
     return bind1(e.LT, NONE, b, a)
 
 
 def ge(x: Operand, y: Operand) -> Tensor:
     """x ≥ y, elementwise."""
-    a, b = align("ge", x, y, dtype=_numeric_dtype(x, y))
+    a, b = align("ge", x, y, dtype=numeric_dtype(x, y))
     return bind1(e.LE, NONE, b, a)
 
 

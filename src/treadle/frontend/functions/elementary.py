@@ -17,11 +17,21 @@ from treadle.frontend.functions.arithmetic import (
     eq,
     exp,
     floor,
+    ge,
+    isfinite,
     isnan,
+    le,
     log,
     log1p,
+    logical_and,
+    logical_or,
+    lt,
     maximum,
     mul,
+    neg,
+    numeric_dtype,
+    real_dtype,
+    remainder,
     sin,
     sqrt,
     stop_gradient,
@@ -187,6 +197,43 @@ def hypot(x: Operand, y: Operand) -> Tensor:
     square = (a / scale) * (a / scale) + (b / scale) * (b / scale)
     is_zero = eq(square, 0)
     return where(is_zero, 0, sqrt(where(is_zero, 1, square))) * scale
+
+
+def fmax(x: Operand, y: Operand) -> Tensor:
+    """The larger of two, elementwise; NaN only where both are. At a tie x gets the gradient."""
+    a, b = align("fmax", x, y, dtype=numeric_dtype(x, y))
+    return where(logical_or(ge(a, b), isnan(b)), a, b)
+
+
+def fmin(x: Operand, y: Operand) -> Tensor:
+    """The smaller of two, elementwise; NaN only where both are. At a tie x gets the gradient."""
+    a, b = align("fmin", x, y, dtype=numeric_dtype(x, y))
+    return where(logical_or(le(a, b), isnan(b)), a, b)
+
+
+def fmod(x: Operand, y: Operand) -> Tensor:
+    """x − y · trunc(x / y): the sign of x, as torch.fmod. Integers give 0 where y is 0."""
+    a, b = align("fmod", x, y, dtype=numeric_dtype(x, y))
+    is_negative = signbit(a)  # abs would have no slope at 0
+    size = remainder(where(is_negative, neg(a), a), abs(b))
+    found = where(is_negative, neg(size), size)
+    # A finite x stays as it is where y is infinite.
+    return where(logical_and(isinf(b), isfinite(a)), a, found) if a.dtype.is_float else found
+
+
+def copysign(x: Operand, y: Operand) -> Tensor:
+    """|x| with the sign of y, that of −0 included; the slope at x = 0 is 0."""
+    a, b = align("copysign", x, y, dtype=real_dtype(x, y))
+    size = abs(a)
+    return where(signbit(b), neg(size), size)
+
+
+def signbit(x: Operand) -> Tensor:
+    """Whether x is below 0 or −0."""
+    value = as_tensor(x)
+    if not value.dtype.is_float:
+        return lt(value, 0)
+    return logical_or(lt(value, 0), logical_and(eq(value, 0), lt(div(1.0, value), 0)))
 
 
 def masked_fill(x: Operand, mask: Operand, value: Operand) -> Tensor:

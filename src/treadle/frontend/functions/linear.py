@@ -8,18 +8,21 @@ from collections.abc import Sequence
 from treadle.base.dtypes import DType, bool_, int32
 from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.base.shapes import broadcast_shapes
-from treadle.frontend.coerce import as_tensor, common_dtype
+from treadle.frontend.coerce import align, as_tensor, common_dtype
 from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.arithmetic import where
 from treadle.frontend.functions.reductions import sum as sum_over
 from treadle.frontend.functions.shaping import (
+    axis_of,
     integer_of,
     number_of,
     permute,
     reshape,
+    roll,
     slice_along,
 )
 from treadle.frontend.scopes import bind, bind1
+from treadle.frontend.spelling import takes_dim
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.ir import composites as c
 from treadle.ir.ops.linear import CONTRACT, Contraction, canonical_spec
@@ -82,6 +85,24 @@ def _drop_ones(x: Tensor, batch: tuple[int, ...], letters: str) -> tuple[Tensor,
     kept = [i for i in range(count) if x.shape[i] != 1]
     shape = (*(x.shape[i] for i in kept), *x.shape[count:])
     return reshape(x, shape), "".join(own[i] for i in kept)
+
+
+@takes_dim
+def cross(x: Operand, y: Operand, axis: int | None = None) -> Tensor:
+    """The cross product along an axis of three, the first such axis of x unless given.
+
+    (…, 3), (…, 3) → (…, 3); the other axes broadcast. `td.linalg.cross` takes the last axis.
+    """
+    a, b = align("cross", *aligned(x, y))
+    found = next((i for i, n in enumerate(a.shape) if n == 3), None)
+    at = found if axis is None else axis_of("cross", axis, a)
+    if at is None or a.shape[at] != 3:
+        raise ShapeError(
+            "cross", f"{a.type} and {b.type}, axis {axis}", "Vectors have three elements."
+        )
+    turned = [(roll(a, -1, at), roll(b, -2, at)), (roll(a, -2, at), roll(b, -1, at))]
+    (p, q), (r, s) = turned
+    return p * q - r * s
 
 
 def linear(x: Operand, weight: Operand, bias: Operand | None = None) -> Tensor:

@@ -1,0 +1,118 @@
+"""Rows of functions that have PyTorch's names: a call of ours, PyTorch's, and what both are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+import treadle as td
+from function_rows import AXES, Call, Row, away_from_zero, below, row, whole
+from test_more_functions import SHAPES, normal, positive
+
+rng = np.random.default_rng(41)
+
+
+def alike(name: str, *cases: tuple[Any, ...]) -> list[Row]:
+    """A function by PyTorch's name: arrays, and keywords of both sides or one dict each."""
+    folder, _, own = name.rpartition(".")
+    ours = getattr(getattr(td, folder) if folder else td, own)
+    theirs = getattr(getattr(torch, folder) if folder else torch, own)
+    return [calls(name, ours, theirs, *case) for case in cases]
+
+
+def calls(name: str, ours: Call, theirs: Call, *case: Any) -> Row:
+    arrays = [a for a in case if isinstance(a, np.ndarray)]
+    options = [o for o in case if isinstance(o, dict)] or [{}]
+    mine, others = options[0], options[-1]
+    return row(
+        name, lambda *x: ours(*x, **mine), lambda *x: as_given(theirs(*x, **others)), *arrays
+    )
+
+
+def as_given(found: Any) -> Any:
+    return tuple(found) if isinstance(found, list) else found
+
+
+def with_gaps(*shape: int) -> np.ndarray:
+    """Some elements are NaN, one of each row at most."""
+    found = normal(*shape)
+    found.reshape(-1)[::5] = np.nan
+    return found
+
+
+def shapes_of_two() -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    return [*((s, s) for s in SHAPES), ((5, 3), (3,)), ((4, 1), (1, 6))]
+
+
+def two(name: str, first: Call, second: Call) -> list[Row]:
+    return alike(name, *((first(*a), second(*b)) for a, b in shapes_of_two()))
+
+
+def dims(names: str, draw: Call) -> list[Row]:
+    found = []
+    for name in names.split():
+        for i, (shape, axis) in enumerate(AXES):
+            given = {"dim": axis} if axis is not None else {}
+            keep = {"keepdim": True} if i % 2 and name != "count_nonzero" and given else {}
+            found += alike(name, (draw(*shape), {**given, **keep}))
+    return found
+
+
+ELEMENTWISE = [
+    *two("fmax", normal, normal), *two("fmin", normal, normal),
+    *two("fmod", normal, away_from_zero), *two("copysign", away_from_zero, normal),
+    *alike("signbit", *((normal(*s),) for s in SHAPES)),
+]  # fmt: skip
+
+REDUCTIONS = [
+    *dims("nansum nanmean", with_gaps),
+    *dims("count_nonzero", lambda *s: whole(*s) // 3 * 1),
+    *alike("cov", (normal(7),), (normal(3, 5),), (normal(4, 17), {"correction": 0}), (normal(1, 33),), (normal(5, 2),)),
+    row("cov", lambda x, f: td.cov(x, fweights=f), lambda x, f: torch.cov(x, fweights=f.long()), normal(3, 9), below(4, 9) + 1),
+    row("cov", lambda x, a: td.cov(x, aweights=a), lambda x, a: torch.cov(x, aweights=a), normal(3, 9), positive(9)),
+    row("cov", lambda x, f, a: td.cov(x, 2, f, a), lambda x, f, a: torch.cov(x, correction=2, fweights=f.long(), aweights=a), normal(2, 17), below(4, 17) + 1, positive(17)),
+    *alike("corrcoef", *((normal(*s),) for s in ((3, 5), (2, 17), (4, 3), (33, 9), (5, 40)))),
+    *alike(
+        "trapezoid", (normal(9),), (normal(5, 3), {"dx": 0.3}), (normal(2, 17), {"dim": 0}),
+        (normal(5), np.sort(normal(5))), (normal(3, 4), normal(3, 4)), (normal(4, 3), normal(4), {"dim": 0}),
+        (normal(2, 5), normal(1, 5)),
+    ),
+    *alike(
+        "cumulative_trapezoid", (normal(9),), (normal(5, 3), {"dx": 0.3}), (normal(2, 17), {"dim": 0}),
+        (normal(5), np.sort(normal(5))), (normal(3, 4), normal(3, 4)), (normal(4, 3), normal(4), {"dim": 0}),
+    ),
+]  # fmt: skip
+
+SHAPING = [
+    *alike("broadcast_tensors", (normal(3), normal(2, 1)), (normal(4),), (normal(1, 5), normal(3, 1), normal(2, 1, 1)), (normal(17, 1), normal(33)), (normal(2, 2), normal(2, 2))),
+    *(row("tensor_split", lambda x, n=n, a=a: td.tensor_split(x, n, dim=a), lambda x, n=n, a=a: x.tensor_split(n, dim=a), normal(*s)) for s, n, a in [((7,), 3, 0), ((5, 3), 2, 1), ((2, 17), (3, 9), 1), ((6,), (4, 2, 9), 0), ((9, 2), (-3, -1), 0), ((3, 4), 5, -1)]),
+    *alike("rot90", *((normal(*s), {"k": k, "dims": d}) for s, k, d in [((3, 4), 1, (0, 1)), ((3, 4), 2, (0, 1)), ((2, 3, 5), 3, (1, 2)), ((2, 3, 5), -1, (2, 0)), ((17, 2), 4, (0, 1)), ((4, 4), 5, (1, 0))])),
+    *alike("block_diag", (normal(2, 3), normal(1, 2)), (normal(3),), (normal(2, 2), normal(4), normal(5, 1)), (normal(17, 2), normal(3, 33)), (normal(1, 1), normal(1, 1))),
+    row("block_diag", lambda x: td.block_diag(x, 2.0), lambda x: torch.block_diag(x, torch.tensor(2.0)), normal(2, 2)),
+    *alike("isin", *((below(6, *s), below(6, *t), o) for s, t, o in [((7,), (3,), {}), ((5, 3), (2, 2), {"invert": True}), ((2, 17), (1,), {}), ((33,), (9,), {}), ((4,), (0,), {})])),
+    *alike("cross", (normal(3), normal(3)), (normal(5, 3), normal(5, 3)), (normal(3, 4), normal(3, 4)), (normal(2, 3, 4), normal(2, 3, 4), {"dim": 1}), (normal(17, 3), normal(1, 3))),
+]  # fmt: skip
+
+
+def moderate(*shape: int) -> np.ndarray:
+    """Matrices whose powers neither vanish nor overflow."""
+    return (normal(*shape) / np.sqrt(shape[-1])).astype(np.float32).astype(np.float64)
+
+
+def invertible(*shape: int) -> np.ndarray:
+    return (0.3 * moderate(*shape) + np.eye(shape[-1])).astype(np.float32).astype(np.float64)
+
+
+MATRICES = [
+    *alike("linalg.cross", (normal(3), normal(3)), (normal(5, 3), normal(5, 3)), (normal(3, 4), normal(3, 4), {"dim": 0}), (normal(2, 4, 3), normal(1, 4, 3)), (normal(17, 3), normal(1, 3))),
+    *alike("linalg.matrix_power", *((invertible(*s), {"n": n}) for s, n in [((3, 3), 2), ((2, 4, 4), 3), ((5, 5), -2), ((2, 2), 0), ((3, 3), 7), ((1, 1), 1), ((17, 17), -1)])),
+    *alike("linalg.matrix_exp", (moderate(3, 3),), (moderate(2, 4, 4),), (moderate(1, 1),), (moderate(5, 5) * 4,), (moderate(17, 17),), (np.diag([1.0, -30.0, 2.0]),)),
+    *(
+        row("linalg.multi_dot", lambda *x: td.linalg.multi_dot(x), lambda *x: torch.linalg.multi_dot(x), *(normal(*s) for s in shapes))
+        for shapes in [((2, 3), (3, 4)), ((3,), (3, 4), (4, 2)), ((5, 1), (1, 9), (9,)), ((2, 17), (17, 3), (3, 5), (5, 2)), ((4,), (4, 4), (4,)), ((8, 2), (2, 8), (8, 2))]
+    ),
+]  # fmt: skip
+
+ROWS: list[Row] = [*ELEMENTWISE, *REDUCTIONS, *SHAPING, *MATRICES]
