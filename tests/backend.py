@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from treadle.backends import protocol
+from treadle.backends.cpu.backend import CpuToolchain, Objects
+from treadle.backends.stored import packed, unpacked
 from treadle.codegen.llvm.driver import render_program
 from treadle.domains.float64 import evaluate_float64
 from treadle.ir.graph import Graph
@@ -16,7 +19,7 @@ from treadle.kernel.program import Program
 from treadle.kernel.target import CPU
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
-from treadle.runtime.cpu.native import compile_object, processor
+from treadle.runtime.cpu.native import compile_object, host, processor
 from treadle.runtime.cpu.program import NativeProgram
 from treadle.runtime.cpu.targets import target_of
 from treadle.schedule.schedule import schedule
@@ -43,7 +46,19 @@ class Built:
         return replace(self, plan=planned(self.program, tasks))
 
     def on(self, threads: int) -> NativeProgram:
-        return NativeProgram(self.graph, self.plan, self.objects, self.constants, threads)
+        """The program for some threads; for several as the plan cache would have it."""
+        made = protocol.Built(self.plan, self.constants, self.objects)
+        if threads > 1:
+            made = _from_cache(self.graph, made)
+        return NativeProgram(self.graph, made.plan, made.code, made.constants, threads)
+
+
+def _from_cache(graph: Graph, made: protocol.Built[Objects]) -> protocol.Built[Objects]:
+    toolchain = CpuToolchain(host())
+    parts = packed(toolchain, made, None)()
+    found = unpacked(toolchain, parts, graph)
+    assert found is not None, "what was stored does not fit its graph"
+    return found
 
 
 def planned(program: Program, tasks: int | None = None) -> Plan:

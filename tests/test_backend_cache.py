@@ -295,6 +295,13 @@ WRONG: dict[str, Callable[[Parts], Parts]] = {
     "no constants": lambda p: without(p, "constant"),
     "empty constants": with_constants(b""),
     "short constants": with_constants(b"\0"),
+    "long constants": with_constants(b"\0" * 1000),
+    "constants of a wider dtype": with_plan(lambda p: set_at(p["constants"][0][2], 1, "float64")),
+    "constants of an unknown dtype": with_plan(lambda p: set_at(p["constants"][0][2], 1, "float3")),
+    "constants of another shape": with_plan(lambda p: set_at(p["constants"][0][2], 0, [7])),
+    "constants of a negative shape": with_plan(lambda p: set_at(p["constants"][0][2], 0, [-1])),
+    "a constant somewhere": with_plan(lambda p: set_at(p["constants"][0], 0, 10**6)),
+    "a constant that is not there": with_plan(lambda p: set_at(p["constants"][0], 1, "none")),
 }  # fmt: skip
 
 

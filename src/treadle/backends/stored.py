@@ -17,6 +17,7 @@ from treadle.base.version import __version__
 from treadle.compile_report import CompileOptions
 from treadle.ir.graph import Graph
 from treadle.ir.text import to_text
+from treadle.ir.types import TensorType
 from treadle.kernel.plan import Plan, fits
 from treadle.runtime.cache import fingerprint
 
@@ -94,16 +95,12 @@ def packed(
 def unpacked(
     toolchain: Toolchain[Any, Code], parts: Mapping[str, bytes] | None, graph: Graph
 ) -> Built[Code] | None:
-    """What was packed for a graph; None for anything else. Constants come back as their bytes."""
+    """What was packed for a graph; None for anything else, a constant of another size included."""
     if parts is None:
         return None
     try:
         plan = from_json(Plan, parts["plan"])
-        constants = {
-            n.removeprefix("constant "): np.array(memoryview(data), np.uint8)
-            for n, data in parts.items()
-            if n.startswith("constant ")
-        }
+        constants = {c.name: _array(parts[f"constant {c.name}"], c.type) for c in plan.constants}
         code = toolchain.unpack(parts, plan)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
         return None
@@ -111,6 +108,11 @@ def unpacked(
         return None
     record = parts.get("record", b"")
     return Built(plan, constants, code, lambda: record)
+
+
+def _array(data: bytes, type_: TensorType) -> np.ndarray:
+    """The array of a type that was stored; ValueError if there are more or fewer bytes."""
+    return np.frombuffer(data, np.uint8).view(type_.dtype.numpy).reshape(type_.shape)
 
 
 def packed_objects(objects: Sequence[bytes]) -> dict[str, bytes]:

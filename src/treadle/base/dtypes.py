@@ -103,6 +103,7 @@ _NUMPY: dict[str, np.dtype[np.generic]] = {
 _FROM_NUMPY = {n: BY_NAME[name] for name, n in _NUMPY.items()}
 _NUMPY[float8_e4m3.name] = np.dtype(ml_dtypes.float8_e4m3fn)
 _NUMPY[float8_e5m2.name] = np.dtype(ml_dtypes.float8_e5m2)
+_EVERY_FROM_NUMPY = {n: EVERY[name] for name, n in _NUMPY.items()}
 _LARGEST = {d.name: float(ml_dtypes.finfo(_NUMPY[d.name]).max) for d in (*FLOATS, *FLOAT8)}  # type: ignore[no-untyped-call]
 
 # The result of combining two kinds of the same class that differ in width or sign.
@@ -112,6 +113,11 @@ _INTEGER_RANK = {"bool": 0, "uint8": 1, "int8": 1, "int32": 2, "uint32": 2, "int
 def from_numpy(dtype: np.dtype[np.generic]) -> DType | None:
     """The DType of a NumPy dtype, or None where Treadle has none (int16, complex, objects)."""
     return _FROM_NUMPY.get(dtype.newbyteorder("="))
+
+
+def of_memory(dtype: np.dtype[np.generic]) -> DType:
+    """The DType of arrays that a program reads, float8 included; KeyError if there is none."""
+    return _EVERY_FROM_NUMPY[dtype]
 
 
 def promote(a: DType, b: DType) -> DType:

@@ -83,6 +83,15 @@ class PlannedOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedConstant:
+    """An array that is stored beside the plan: its slot, its name there, and its type."""
+
+    slot: int
+    name: str
+    type: TensorType
+
+
+@dataclass(frozen=True, slots=True)
 class KernelFacts:
     """What the report says about a kernel.
 
@@ -112,7 +121,7 @@ class Plan:
     steps: tuple[PlannedStep, ...]
     slots: tuple[Slot, ...]
     leaves: tuple[tuple[str, int, TensorType], ...]  # name, slot, type
-    constants: tuple[tuple[int, str], ...]  # slot, and the name under which the array is stored
+    constants: tuple[PlannedConstant, ...]
     outputs: tuple[PlannedOutput, ...]
     updated: tuple[str, ...]  # leaves that are written in place
     arena: int
@@ -153,9 +162,10 @@ def _conditions(plan: Plan, graph: Graph, constants: Mapping[str, np.ndarray]) -
     given = [(slot, type_.nbytes) for _, slot, type_ in plan.leaves]
     given += [(o.slot, o.type.nbytes) for o in plan.outputs]
     yield all(nbytes <= _at(plan.slots, slot).nbytes for slot, nbytes in given)
-    stored = [(slot, constants[name].nbytes) for slot, name in plan.constants]
-    yield all(nbytes >= _at(plan.slots, slot).nbytes for slot, nbytes in stored)
-    outside = {slot for slot, _ in given + stored}
+    # Constants are of the type that the plan states, and fill their buffers.
+    yield all(_is_of(constants[c.name], c.type) for c in plan.constants)
+    yield all(c.type.nbytes >= _at(plan.slots, c.slot).nbytes for c in plan.constants)
+    outside = {slot for slot, _ in given} | {c.slot for c in plan.constants}
     for i, slot in enumerate(plan.slots):
         is_inside = slot.offset >= 0 and 0 <= slot.nbytes <= plan.arena - slot.offset
         is_given = slot.offset == -1 and (i in outside or slot.nbytes == 0)
@@ -163,6 +173,10 @@ def _conditions(plan: Plan, graph: Graph, constants: Mapping[str, np.ndarray]) -
     yield plan.most >= 0 and plan.held >= 0
     yield all(e.iterations >= 0 and e.scratch >= 0 for e in plan.entries)
     yield _can_follow(plan, plan.steps, 1)
+
+
+def _is_of(array: np.ndarray, type_: TensorType) -> bool:
+    return array.dtype == type_.dtype.numpy and array.shape == type_.shape
 
 
 def _can_follow(plan: Plan, steps: Sequence[PlannedStep], length: int) -> bool:

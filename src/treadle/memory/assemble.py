@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from treadle.base import dtypes
+from treadle.ir.types import TensorType
 from treadle.kernel import cost
 from treadle.kernel.nodes import Kernel, Role
 from treadle.kernel.plan import (
@@ -12,6 +16,7 @@ from treadle.kernel.plan import (
     KernelFacts,
     Plan,
     PlannedCall,
+    PlannedConstant,
     PlannedOutput,
     PlannedPhase,
     PlannedRepeat,
@@ -35,7 +40,7 @@ def assemble(program: Program, buffers: BufferPlan, target: Target = CPU) -> Pla
         tuple(map(assembler.step, program.steps)),
         tuple(Slot(b.name, b.nbytes, buffers.offsets.get(b.name, -1)) for b in program.buffers),
         tuple((name, slots[name], type_) for name, type_ in program.leaves),
-        tuple((slots[name], name) for name, _ in program.constants if name in slots),
+        tuple(_constant(n, slots[n], a) for n, a in program.constants if n in slots),
         tuple(PlannedOutput(o.kind, o.name, slots[n], t) for o, n, t in program.outputs),
         program.updated,
         buffers.size,
@@ -45,6 +50,10 @@ def assemble(program: Program, buffers: BufferPlan, target: Target = CPU) -> Pla
         program.most,
         program.held,
     )
+
+
+def _constant(name: str, slot: int, array: np.ndarray) -> PlannedConstant:
+    return PlannedConstant(slot, name, TensorType(array.shape, dtypes.of_memory(array.dtype)))
 
 
 def _entry(kernel: Kernel, number: int) -> Entry:

@@ -134,7 +134,7 @@ class _Bundle:
             if role_of(graph, leaf) == "input":
                 by_slot[slot] = inputs[leaf] = f"{name}/{leaf}"
                 self._add(by_slot[slot], f"{name}/own", type_, "input")
-        for slot, constant in plan.constants:
+        for slot, constant in ((c.slot, c.name) for c in plan.constants):
             words = as_words(compiled.constants[constant])
             by_slot[slot] = f"{name}/constant {constant}"
             type_ = _words_type(words.size)

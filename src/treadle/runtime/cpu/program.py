@@ -78,8 +78,8 @@ class NativeProgram:
             if slot.offset >= 0:
                 self._table[i] = self._arena.ctypes.data + slot.offset
         self._arrays: dict[int, np.ndarray] = {}  # by slot: constants, leaves, outputs
-        for slot_, name in plan.constants:
-            self._keep(slot_, aligned_copy(constants[name]))
+        for constant in plan.constants:
+            self._keep(constant.slot, aligned_copy(constants[constant.name]))
         leaves = {slot for _, slot, _ in plan.leaves}
         self._own: dict[int, TensorType] = {}  # slots that are outputs and nothing else
         for output in plan.outputs:
@@ -334,8 +334,10 @@ class NativeProgram:
         return tuple([self._result(i).copy() for i in wanted])
 
     def _result(self, i: int) -> np.ndarray:
+        """An output's memory, by the type that the graph gives it."""
         output = self.plan.outputs[i]
-        array = self._arrays[output.slot]
-        if array.shape == output.type.shape:
+        array, type_ = self._arrays[output.slot], output.type
+        if array.shape == type_.shape and array.dtype == type_.dtype.numpy:
             return array
-        return array.reshape(-1)[: output.type.size].reshape(output.type.shape)
+        memory = array.reshape(-1).view(np.uint8)[: type_.nbytes]
+        return memory.view(type_.dtype.numpy).reshape(type_.shape)

@@ -71,9 +71,9 @@ class CudaProgram:
         self._results: Block | None = None  # for runs by themselves
         sizes = {slot: plan.slots[slot].nbytes for slot in self._result_offsets}
         self._lender = Lender(sizes)
-        self._constants = [(slot, Block(constants[n].nbytes)) for slot, n in plan.constants]
-        for (_, block), (_, name) in zip(self._constants, plan.constants, strict=True):
-            block.write(constants[name])
+        self._constants = [(c.slot, Block(c.type.nbytes)) for c in plan.constants]
+        for (_, block), constant in zip(self._constants, plan.constants, strict=True):
+            block.write(constants[constant.name])
         # Those that were chosen before, to which this adds.
         self.algorithms, self.call_plans = dict(code.algorithms), dict(code.call_plans)
         with self._device.lock:
@@ -96,7 +96,7 @@ class CudaProgram:
         plan = self.plan
         self._leaves = {name: (slot, type_) for name, slot, type_ in plan.leaves}
         leaves = {slot for slot, _ in self._leaves.values()}
-        given = {slot for slot, _ in plan.constants}
+        given = {constant.slot for constant in plan.constants}
         self._result_offsets: dict[int, int] = {}
         size = 0
         for output in plan.outputs:

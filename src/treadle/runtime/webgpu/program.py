@@ -61,7 +61,7 @@ class WebGpuProgram:
     def _memory(self, constants: Mapping[str, np.ndarray]) -> dict[int, Room]:
         """Rooms by slot of what is the program's own."""
         plan, what = self.plan, "the program, beside its parameters and state,"
-        given = {slot for slot, _ in self._leaves.values()} | {slot for slot, _ in plan.constants}
+        given = {s for s, _ in self._leaves.values()} | {c.slot for c in plan.constants}
         self._result_offsets: dict[int, int] = {}
         size = 0
         for output in plan.outputs:
@@ -69,12 +69,12 @@ class WebGpuProgram:
                 self._result_offsets[output.slot] = size
                 size += padded(plan.slots[output.slot].nbytes)
         self._results_size = size
-        sizes = {f"constant {name}": plan.slots[slot].nbytes for slot, name in plan.constants}
+        sizes = {f"constant {c.name}": plan.slots[c.slot].nbytes for c in plan.constants}
         small = rooms(sizes | {"results": size}, what)
-        found = {slot: small[f"constant {name}"] for slot, name in plan.constants}
-        for slot, name in plan.constants:
-            room = found[slot]
-            self._device.write(room.buffer, room.start, constants[name].view(np.uint32))
+        found = {c.slot: small[f"constant {c.name}"] for c in plan.constants}
+        for constant in plan.constants:
+            room = found[constant.slot]
+            self._device.write(room.buffer, room.start, constants[constant.name].view(np.uint32))
         self._results = start = small["results"]
         for slot, offset in self._result_offsets.items():
             nbytes = plan.slots[slot].nbytes
