@@ -336,6 +336,58 @@ def test_labels_that_pytorch_takes(ignored: int, weight: Array | None) -> None:
         np.testing.assert_allclose(program(logits, labels), expected.numpy(), rtol=1e-5)
 
 
+ROWS: dict[str, Any] = {
+    "reshaped": lambda p, y: (p.reshape(24, 5), y.reshape(24)),
+    "reshaped and permuted": lambda p, y: (p.reshape(6, 4, 5).permute(0, 2, 1), y.reshape(6, 4)),
+    "permuted": lambda p, y: (p.permute(0, 3, 1, 2), y),
+    "permuted and reshaped": lambda p, y: (p.permute(1, 0, 2, 3).reshape(24, 5), y.permute(1, 0, 2).reshape(24)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ignored", [-100, 77])
+@pytest.mark.parametrize("name", ROWS)
+def test_labels_that_a_loss_ignores_are_taken_wherever_its_rows_are(
+    name: str, ignored: int, device: str
+) -> None:
+    """A cross-entropy that is recognised asks of labels what was written, and no more."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 3, 4, 5)).astype(np.float32), rng.integers(0, 5, (2, 3, 4))
+    y[0, 0, 0] = y[1, 2, 3] = ignored
+
+    def loss(x: td.Tensor, y: td.Tensor) -> td.Tensor:
+        logs, labels = ROWS[name](td.log_softmax(x, -1), y)
+        return losses.nll(logs, labels, ignore_index=ignored)
+
+    specs = Spec(x.shape), Spec(y.shape, td.int64)
+    compiled = td.compile(td.value_and_grad(loss), *specs, device=device)
+    value, gradient = compiled(x, y)
+    given = torch.tensor(x, requires_grad=True)
+    logs, labels = ROWS[name](torch.log_softmax(given, -1), torch.tensor(y))
+    expected = torch.nn.functional.nll_loss(logs.contiguous(), labels, ignore_index=ignored)
+    expected.backward()
+    np.testing.assert_allclose(value, expected.item(), rtol=1e-5)
+    np.testing.assert_allclose(gradient, given.grad.numpy(), rtol=1e-5, atol=1e-7)
+    y[0, 1, 1] = 5
+    with pytest.raises(td.IndexRangeError, match=r"\[0, 1, 1\] is 5"):
+        compiled(x, y)
+
+
+def test_an_index_into_all_rows_may_reach_the_next() -> None:
+    """What is added to a row's start is no label of that row, though a cross-entropy's would be."""
+    x = np.random.default_rng(0).normal(size=(4, 16)).astype(np.float32)
+
+    def loss(x: td.Tensor, y: td.Tensor) -> td.Tensor:
+        flat = td.log_softmax(x, -1).reshape(64)
+        return -td.take(flat, td.arange(4) * 16 + y, 0)
+
+    y = np.array([20, 3, -2, 0])
+    compiled = td.compile(loss, Spec((4, 16)), Spec((4,), td.int64), device="cpu")
+    logs = torch.log_softmax(torch.tensor(x), -1).numpy()
+    expected = -logs.reshape(64)[np.arange(4) * 16 + y]
+    np.testing.assert_allclose(compiled(x, y), expected, rtol=1e-5)
+
+
 # Steps
 
 

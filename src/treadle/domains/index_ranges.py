@@ -109,9 +109,12 @@ def _linear_cross_entropy_grad(
     return 3, types[2].shape[0]
 
 
-def index_ranges(graph: Graph) -> tuple[IndexRange, ...]:
-    """What a graph asks of its integer inputs, in the order of use."""
-    walk = _Walk()
+def index_ranges(graph: Graph, is_part: bool = False) -> tuple[IndexRange, ...]:
+    """What a graph asks of its integer inputs, in the order of use.
+
+    An input of a part of a graph may be an index of one axis that was checked outside.
+    """
+    walk = _Walk(is_part)
     given: dict[int, Known] = {}
     for at in graph.inputs:
         attributes, type_ = graph.nodes[at].attributes, graph.nodes[at].types[0]
@@ -124,13 +127,22 @@ def index_ranges(graph: Graph) -> tuple[IndexRange, ...]:
     return tuple(_merged([p for p in placed if p is not None], types))
 
 
+def asks_the_same(a: Graph, b: Graph, is_part: bool = False) -> bool:
+    """Whether two graphs of the same inputs allow the same numbers in each of their integers."""
+    of_a, of_b = index_ranges(a, is_part), index_ranges(b, is_part)
+    return all(any(_implies(y, x) for y in of_b) for x in of_a) and all(
+        any(_implies(x, y) for x in of_a) for y in of_b
+    )
+
+
 # The walk
 
 
 class _Walk:
     """Everything that is known of the values of a graph, and what is asked of inputs."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_part: bool) -> None:
+        self.is_part = is_part
         self.claims: dict[tuple[str, tuple[Move, ...], Intervals], IndexRange] = {}
         self.scans = 0
 
@@ -187,7 +199,7 @@ class _Walk:
         if not types[at].size:
             return
         is_sum = graph.nodes[indices.node].op is e.ADD
-        digits = _digits(graph, indices, size, known) if is_sum else None
+        digits = _digits(graph, indices, size, known, self.is_part) if is_sum else None
         for value, count in digits or [(indices, size)]:
             sources = known.get(value)
             for source in sources if isinstance(sources, tuple) else ():
@@ -308,16 +320,16 @@ def _changed(node: Node, operands: Sequence[Known]) -> Known:
 
 
 def _digits(
-    graph: Graph, value: Value, size: int, known: dict[Value, Known]
+    graph: Graph, value: Value, size: int, known: dict[Value, Known], is_part: bool
 ) -> list[tuple[Value, int]] | None:
     """Indices of several axes that were joined as i · n + j, with the size of each axis.
 
     Only where each counts from the end of its own axis if it is negative, as in `x[i, j]`, or is a
-    constant: what else is added up may be meant.
+    constant, or an input of a part: what else is added up may be meant.
     """
     node = graph.nodes[value.node]
     if node.op is not e.ADD:
-        is_digit = _is_digit(graph, value, size, known)
+        is_digit = _is_digit(graph, value, size, known, is_part)
         return [(value, size)] if is_digit else None
     for high, low in (node.operands, node.operands[::-1]):
         product = graph.nodes[high.node]
@@ -325,9 +337,9 @@ def _digits(
             continue
         for index, factor in (product.operands, product.operands[::-1]):
             n = _number(known.get(factor))
-            if n is None or n < 1 or size % n or not _is_digit(graph, low, n, known):
+            if n is None or n < 1 or size % n or not _is_digit(graph, low, n, known, is_part):
                 continue
-            rest = _digits(graph, index, size // n, known)
+            rest = _digits(graph, index, size // n, known, is_part)
             if rest is not None:
                 return [*rest, (low, n)]
     return None
@@ -337,14 +349,18 @@ def _number(known: Known) -> int | None:
     return known.low if isinstance(known, Fixed) and known.low == known.high else None
 
 
-def _is_digit(graph: Graph, value: Value, size: int, known: dict[Value, Known]) -> bool:
-    """Whether an index is a constant in 0 … size − 1, or where(i < 0, i + size, i)."""
+def _is_digit(
+    graph: Graph, value: Value, size: int, known: dict[Value, Known], is_part: bool
+) -> bool:
+    """Whether an index is a constant in 0 … size − 1, where(i < 0, i + size, i), or given."""
     fixed = known.get(value)
     if isinstance(fixed, Fixed):
         return fixed.low >= 0 and fixed.high < size
     node = graph.nodes[value.node]
     if node.op in (s.BROADCAST, s.RESHAPE, e.CAST):
-        return _is_digit(graph, node.operands[0], size, known)
+        return _is_digit(graph, node.operands[0], size, known, is_part)
+    if node.op is INPUT:
+        return is_part
     if node.op is not e.WHERE:
         return False
     condition, wrapped, index = node.operands

@@ -13,6 +13,7 @@ import numpy as np
 from treadle.base.dtypes import DType
 from treadle.base.rewrites import Exactness, Status
 from treadle.domains.field import equal_graphs
+from treadle.domains.index_ranges import asks_the_same
 from treadle.ir.graph import Graph, GraphBuilder, Output, Value
 from treadle.ir.literal import ArrayLiteral
 from treadle.ir.ops import elementwise as e
@@ -52,8 +53,11 @@ def judge(region: Graph, proposal: Graph) -> Verdict | None:
 
     Values behind a `stop_gradient` of the region are inputs of their own: what does not depend on
     them at all has the gradient of what does not stop it.
+
+    Elements are compared for indices in range alone. What is out of range must be so in both: a
+    label that the region masks is none that its composite may refuse.
     """
-    if rounds(region):
+    if rounds(region) or not asks_the_same(region, proposal, is_part=True):
         return None
     left = unflattened(unmerged(expand(over_reals(unstopped(without_ones(region))))))
     right = unmerged(expand(over_reals(without_ones(proposal))))

@@ -8,6 +8,7 @@ from itertools import product
 
 from treadle.base.errors import TreadleError
 from treadle.base.rewrites import Exactness
+from treadle.domains.index_ranges import asks_the_same
 from treadle.ir import composites as c
 from treadle.ir.graph import Graph, GraphBuilder, Output, Value
 from treadle.ir.op import Op
@@ -123,7 +124,8 @@ class Search:
             if node.op in losses.ANCHORS and anchor not in taken:
                 for root in reversed(flow.below(anchor)):
                     match = self._loss_at(flow, anchor, Value(root))
-                    if match is not None:
+                    # The program around a region may take labels that its composite refuses.
+                    if match is not None and asks_the_same(graph, replaced(graph, [match[0]])):
                         found.append(match[0])
                         taken |= match[1]
                         break
