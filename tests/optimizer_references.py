@@ -61,6 +61,79 @@ class LaProp(Reference):
         return p - lr * self.h["wd"] * p - lr * m / (1 - b1**self.t)
 
 
+class AdEMAMix(Reference):
+    def one(self, n, p, g):
+        b1, b2, b3 = self.h["betas"]
+        alpha, t, warmup = self.h["alpha"], self.t, self.h["warmup"]
+        if warmup is not None and t < warmup:
+            alpha *= t / warmup
+            start, end = np.log(b1), np.log(b3)
+            b3 = np.exp(start * end / ((1 - t / warmup) * end + t / warmup * start))
+        m, slow, v = (self.slot(n, g, key) for key in ("m", "slow", "v"))
+        m[...] = b1 * m + (1 - b1) * g
+        slow[...] = b3 * slow + (1 - b3) * g
+        v[...] = b2 * v + (1 - b2) * g**2
+        root = np.sqrt(v / (1 - b2**t)) + self.h["eps"]
+        step = (m / (1 - b1**t) + alpha * slow) / root
+        return p - self.h["lr"] * (step + self.h["wd"] * p)
+
+
+class Shampoo(Reference):
+    """Roots by eigenvalues."""
+
+    def one(self, n, p, g):
+        p = p * (1 - self.h["lr"] * self.h["wd"])
+        axes = [axis for axis in range(p.ndim) if p.shape[axis] <= self.h["most"]]
+        step = g
+        for axis in axes:
+            rows = np.moveaxis(g, axis, 0).reshape(p.shape[axis], -1)
+            total = self.s.setdefault(("h", n, axis), np.zeros((len(rows), len(rows))))
+            total += rows @ rows.T
+            values, vectors = np.linalg.eigh(
+                total + self.h["eps"] * np.linalg.norm(total) * np.eye(len(rows))
+            )
+            root = vectors * values ** (-1 / (2 * len(axes))) @ vectors.T
+            step = np.moveaxis(np.tensordot(root, step, (1, axis)), 0, axis)
+        if self.h["momentum"]:
+            buffer = self.slot(n, p, "m")
+            step = buffer[...] = self.h["momentum"] * buffer + step
+        return p - self.h["lr"] * step
+
+
+class SOAP(Reference):
+    """Eigenvectors by one orthogonal iteration a step, from the identity."""
+
+    def one(self, n, p, g):
+        (b1, b2), beta = self.h["betas"], self.h["shampoo_beta"]
+        axes = [axis for axis in range(p.ndim) if p.shape[axis] <= self.h["most"]]
+        axes = axes if p.ndim > 1 else []
+        m, v, turned = self.slot(n, g, "m"), self.slot(n, g, "v"), g
+        m[...] = b1 * m + (1 - b1) * g
+        for axis in axes:
+            size = p.shape[axis]
+            rows = np.moveaxis(g, axis, 0).reshape(size, -1)
+            total = self.s.setdefault(("h", n, axis), np.zeros((size, size)))
+            total[...] = beta * total + (1 - beta) * rows @ rows.T
+            basis = self.s.setdefault(("q", n, axis), np.eye(size))
+            order = np.argsort(-np.diag(basis.T @ total @ basis), kind="stable")
+            basis[...] = basis[:, order]
+            basis[...] = np.linalg.qr(total @ basis + 1e-6 * np.linalg.norm(total) * basis)[0]
+            v[...] = np.take(v, order, axis)
+            turned = self.along(turned, basis.T, axis)
+        v[...] = b2 * v + (1 - b2) * turned**2
+        step = m
+        for axis in axes:
+            step = self.along(step, self.s["q", n, axis].T, axis)
+        corrections = (1 - b1**self.t, 1 - b2**self.t) if self.h["corrects"] else (1, 1)
+        step = step / corrections[0] / (np.sqrt(v / corrections[1]) + self.h["eps"])
+        for axis in axes:
+            step = self.along(step, self.s["q", n, axis], axis)
+        return p - self.h["lr"] * (step + self.h["wd"] * p)
+
+    def along(self, x, matrix, axis):
+        return np.moveaxis(np.tensordot(matrix, x, (1, axis)), 0, axis)
+
+
 class Lion(Reference):
     def one(self, n, p, g):
         (b1, b2), lr = self.h["betas"], self.h["lr"]

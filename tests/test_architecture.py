@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "nn": MODELS,
     "losses": MODELS,
     "metrics": MODELS,
-    "optim": MODELS,
+    "optim": MODELS | {"linalg"},  # preconditioners have eigenvectors
     "precision": VALUES | {"frontend"},
     "egraph": VALUES,
     "rules": VALUES | {"egraph"},  # rules that are data

@@ -54,6 +54,16 @@ ALL: dict[str, Make] = {
     "adamax": with_defaults(optim.adamax, lr=0.02),
     "adabelief": with_defaults(optim.adabelief, lr=0.02),
     "laprop": with_defaults(optim.laprop, lr=0.02),
+    "ademamix": with_defaults(optim.ademamix, lr=0.02),
+    "adafactor": with_defaults(optim.adafactor, lr=0.1),
+    "asgd": with_defaults(optim.asgd, lr=0.1, lambd=0.0),
+    "rprop": with_defaults(optim.rprop, lr=0.01),
+    "shampoo": with_defaults(optim.shampoo, lr=0.3, momentum=0.5),
+    "soap": with_defaults(optim.soap, lr=0.007),
+    "lbfgs": with_defaults(optim.lbfgs, lr=0.5, max_iter=3, history_size=4),
+    "lbfgs with a search": with_defaults(
+        optim.lbfgs, max_iter=3, history_size=4, line_search_fn="strong_wolfe"
+    ),
     "lion": with_defaults(optim.lion, lr=0.01),
     "adamp": with_defaults(optim.adamp, lr=0.02),
     "lamb": with_defaults(optim.lamb, lr=0.05),
@@ -70,8 +80,14 @@ ALL: dict[str, Make] = {
     "max_norm": around(optim.max_norm, limit=50.0),
 }
 EVALUATES_ELSEWHERE = {"schedule_free_adamw", "lookahead", "ema", "swa"}
-ASKS_FOR_GRADIENTS = {"sam", "sophia"}  # of the last micro-batch, under accumulation
+ASKS_FOR_GRADIENTS = {
+    "sam",
+    "sophia",
+    "lbfgs",
+    "lbfgs with a search",
+}  # of the last micro-batch, under accumulation
 DRAWS = {"sophia"}
+SPELLED = {"plain sgd": "sgd", "amsgrad": "adamw", "lbfgs with a search": "lbfgs"}
 
 every = pytest.mark.parametrize("name", ALL)
 
@@ -393,7 +409,7 @@ def test_wrong_numbers_are_refused_while_it_runs(name: str) -> None:
 @every
 def test_wrong_arguments_are_refused(name: str) -> None:
     """Every argument that is a number, a pair, a flag or a selector, by its default."""
-    function = getattr(optim, {"plain sgd": "sgd", "amsgrad": "adamw"}.get(name, name))
+    function = getattr(optim, SPELLED.get(name, name))
     wraps = "optimizer" in inspect.signature(function).parameters
     first = (optim.sgd(0.1),) if wraps else ()
     checked = 0
@@ -438,9 +454,11 @@ def wrong_values(key: str, default: object) -> list[object]:
         return ["yes", 1, None]
     if isinstance(default, tuple):
         others = [(0.9,), "ab", 0.9, None, ("a", "b", "c"), (math.nan,) * len(default)]
-        return others + ([(1.0, 0.9), (0.9, 1.0), (-0.1, 0.9)] if len(default) == 2 else [])
+        outside = [(1.0, 0.9), (0.9, 1.0)] if key == "betas" else []
+        return others + ([*outside, (-0.1, 0.9)] if len(default) == 2 else [])
     if isinstance(default, str):
         return ["other", None, 3]
     if isinstance(default, (int, float)) or default is inspect.Parameter.empty:
-        return [*WRONG_NUMBERS, -1.0] if key != "optimizer" else []
+        is_negative = isinstance(default, float) and default < 0
+        return [*WRONG_NUMBERS, 1.0 if is_negative else -1.0] if key != "optimizer" else []
     return []

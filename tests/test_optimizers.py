@@ -59,11 +59,11 @@ def trained(optimizer: optim.Optimizer, device: str) -> td.TrainStep:
     return step
 
 
-def check(found: Arrays, expected: Arrays, device: str) -> None:
+def check(found: Arrays, expected: Arrays, device: str, amplified: float = 1) -> None:
+    """`amplified` is how much larger rounding may become than in plain averages."""
     assert found.keys() == expected.keys()
-    tolerance = (
-        {"rtol": 1e-10, "atol": 1e-12} if device == "oracle" else {"rtol": 1e-5, "atol": 1e-5}
-    )
+    relative, absolute = (1e-10, 1e-12) if device == "oracle" else (1e-5, 1e-5)
+    tolerance = {"rtol": relative * amplified, "atol": absolute * amplified}
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, err_msg=name, **tolerance)
 
@@ -106,6 +106,20 @@ TORCH = {
     "adamax": (lambda: optim.adamax(0.01), lambda p: T.Adamax(p, 0.01)),
     "adamax decay": (lambda: optim.adamax(0.01, (0.8, 0.95), 1e-6, 0.1),
                      lambda p: T.Adamax(p, 0.01, (0.8, 0.95), 1e-6, 0.1)),
+    "asgd": (lambda: optim.asgd(0.1), lambda p: T.ASGD(p, 0.1)),
+    "asgd all": (lambda: optim.asgd(0.2, 1e-2, 0.6, 30, 0.01), lambda p: T.ASGD(p, 0.2, 1e-2, 0.6, 30, 0.01)),
+    "rprop": (lambda: optim.rprop(), lambda p: T.Rprop(p)),
+    "rprop all": (lambda: optim.rprop(1e-3, (0.4, 1.5), (1e-4, 0.1)),
+                  lambda p: T.Rprop(p, 1e-3, (0.4, 1.5), (1e-4, 0.1))),
+    "adafactor": (lambda: optim.adafactor(eps=(1e-12, 1e-3)), lambda p: T.Adafactor(p, eps=(1e-12, 1e-3))),
+    "adafactor all": (lambda: optim.adafactor(0.3, -0.5, (1e-6, 1e-2), 1.2, 0.1),
+                      lambda p: T.Adafactor(p, 0.3, -0.5, (1e-6, 1e-2), 1.2, 0.1)),
+    "sgd up": (lambda: optim.sgd(0.1, 0.9, weight_decay=0.1, maximize=True),
+               lambda p: T.SGD(p, 0.1, 0.9, weight_decay=0.1, maximize=True)),
+    "adamw up": (lambda: optim.adamw(0.01, maximize=True), lambda p: T.AdamW(p, 0.01, maximize=True)),
+    "adafactor up": (lambda: optim.adafactor(eps=(1e-12, 1e-3), maximize=True),
+                     lambda p: T.Adafactor(p, eps=(1e-12, 1e-3), maximize=True)),
+    "adagrad up": (lambda: optim.adagrad(0.05, maximize=True), lambda p: T.Adagrad(p, 0.05, maximize=True)),
 }  # fmt: skip
 
 
@@ -140,6 +154,61 @@ def test_beside_pytorch(name: str, device: str) -> None:
     model = torch_model()
     expected = torch_trained([theirs(list(model.values()))], model)
     check(trained(ours(), device).params, expected, device)
+
+
+LBFGS = {
+    "plain": {"lr": 0.3, "max_iter": 4},
+    "long memory": {"lr": 0.2, "max_iter": 7, "history_size": 40},
+    "one iteration": {"lr": 0.3, "max_iter": 1},
+    "few evaluations": {"lr": 0.3, "max_iter": 9, "max_eval": 4},
+    "tolerances": {"lr": 0.3, "max_iter": 9, "tolerance_grad": 1e-3, "tolerance_change": 1e-3},
+    "wolfe": {"max_iter": 6, "line_search_fn": "strong_wolfe"},
+    "long steps": {"lr": 30.0, "max_iter": 9, "line_search_fn": "strong_wolfe"},
+    "short steps": {"lr": 1e-3, "max_iter": 5, "line_search_fn": "strong_wolfe"},
+    "few trials": {"lr": 20.0, "max_iter": 9, "max_eval": 5, "line_search_fn": "strong_wolfe"},
+    "coarse": {"max_iter": 9, "tolerance_change": 1e-3, "line_search_fn": "strong_wolfe"},
+}
+
+
+@pytest.mark.parametrize("device", ["oracle", "cpu"])
+@pytest.mark.parametrize("name", LBFGS)
+def test_lbfgs_beside_pytorch(name: str, device: str) -> None:
+    """In float32 PyTorch's own branches of a search differ from those in float64."""
+    given = {"history_size": 5} | LBFGS[name]
+    dtype = torch.float64 if device == "oracle" else torch.float32
+    model = {n: torch.nn.Parameter(torch.tensor(v, dtype=dtype)) for n, v in start().items()}
+    theirs = T.LBFGS(list(model.values()), **given)
+    parameters = {n: nn.Parameter(s) for n, s in SHAPES.items()}
+    step = td.compile_step(
+        parameters, curved_loss, optim.lbfgs(**given), td.Spec((6, 4)), device=device
+    )
+    step.load_params(start())
+
+    def closure():
+        theirs.zero_grad()
+        value = torch_curved_loss(model, torch.tensor(x, dtype=dtype))
+        value.backward()
+        return value
+
+    updates = 8 if device == "oracle" else 1
+    for x in batches()[:updates]:
+        loss = theirs.step(closure)
+        assert step(x).loss == pytest.approx(loss.item(), rel=1e-6)
+    tolerance = 1e-6 if device == "oracle" else 1e-3
+    for n, p in model.items():
+        np.testing.assert_allclose(
+            step.params[n], p.detach().numpy(), tolerance, tolerance, err_msg=n
+        )
+
+
+def curved_loss(model, x):
+    y = td.tanh(td.linear(x, model["w"], model["b"])) - 0.3
+    return (y**2).mean() + 0.01 * (td.exp(model["w"]).sum() + (model["b"] ** 4).sum())
+
+
+def torch_curved_loss(model, x):
+    y = torch.tanh(torch.nn.functional.linear(x, model["w"], model["b"])) - 0.3
+    return (y**2).mean() + 0.01 * (torch.exp(model["w"]).sum() + (model["b"] ** 4).sum())
 
 
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
@@ -221,6 +290,12 @@ NUMPY = {
     "adabelief decay": Case(lambda: optim.adabelief(0.01, BETAS, 1e-8, 0.1), lambda: r.AdaBelief(lr=0.01, betas=BETAS, eps=1e-8, wd=0.1)),
     "laprop": Case(lambda: optim.laprop(), lambda: r.LaProp(lr=4e-4, betas=(0.9, 0.999), eps=1e-15, wd=0)),
     "laprop decay": Case(lambda: optim.laprop(0.01, BETAS, 1e-8, 0.1), lambda: r.LaProp(lr=0.01, betas=BETAS, eps=1e-8, wd=0.1)),
+    "ademamix": Case(lambda: optim.ademamix(0.01), lambda: r.AdEMAMix(lr=0.01, betas=(0.9, 0.999, 0.9999), alpha=5.0, warmup=None, eps=1e-8, wd=0)),
+    "ademamix all": Case(lambda: optim.ademamix(0.01, (0.8, 0.97, 0.99), 3.0, 60, 1e-6, 0.1), lambda: r.AdEMAMix(lr=0.01, betas=(0.8, 0.97, 0.99), alpha=3.0, warmup=60, eps=1e-6, wd=0.1)),
+    "shampoo": Case(lambda: optim.shampoo(0.05), lambda: r.Shampoo(lr=0.05, momentum=0.0, eps=1e-6, wd=0, most=1024)),
+    "shampoo all": Case(lambda: optim.shampoo(0.05, 0.8, 1e-4, 0.1, 4), lambda: r.Shampoo(lr=0.05, momentum=0.8, eps=1e-4, wd=0.1, most=4)),
+    "soap": Case(lambda: optim.soap(), lambda: r.SOAP(lr=3e-3, betas=(0.95, 0.95), shampoo_beta=0.95, eps=1e-8, wd=0.01, most=1024, corrects=True)),
+    "soap all": Case(lambda: optim.soap(0.01, BETAS, 0.9, 1e-6, 0.1, 4, correct_bias=False), lambda: r.SOAP(lr=0.01, betas=BETAS, shampoo_beta=0.9, eps=1e-6, wd=0.1, most=4, corrects=False)),
     "lion": Case(lambda: optim.lion(1e-3), lambda: r.Lion(lr=1e-3, betas=(0.9, 0.99), wd=0)),
     "lion decay": Case(lambda: optim.lion(1e-3, BETAS, 0.3), lambda: r.Lion(lr=1e-3, betas=BETAS, wd=0.3)),
     "adamp": Case(lambda: optim.adamp(0.01, weight_decay=0.1, delta=1.5), lambda: r.AdamP(lr=0.01, betas=(0.9, 0.999), eps=1e-8, wd=0.1, delta=1.5, wd_ratio=0.1, nesterov=False)),
@@ -252,8 +327,10 @@ def test_beside_numpy(name: str, device: str) -> None:
     case = NUMPY[name]
     expected, expected_eval = numpy_trained(case.reference())
     step = trained(case.ours(), device)
-    check(step.params, expected, device)
-    check(evaluated(step), expected_eval, device)
+    # Eigenvectors of nearly equal eigenvalues amplify rounding.
+    amplified = 300 if "soap" in name else 1
+    check(step.params, expected, device, amplified)
+    check(evaluated(step), expected_eval, device, amplified)
 
 
 def test_both_branches_of_adamp_were_taken() -> None:

@@ -41,10 +41,13 @@ class Domain:
 
 FINITE = Domain("a finite number", low=-math.inf)
 NOT_NEGATIVE = Domain("a finite number, not negative")
+NOT_POSITIVE = Domain("a finite number, not positive", low=-math.inf, high=0.0)
 POSITIVE = Domain("a positive number", excludes_low=True)
 UNIT = Domain("a number in [0, 1)", high=1.0, excludes_high=True)
 INNER_UNIT = Domain("a number in (0, 1)", high=1.0, excludes_low=True, excludes_high=True)
 FRACTION = Domain("a number from 0 to 1", high=1.0)
+AT_LEAST_ONE = Domain("a number of at least 1", low=1.0)
+ABOVE_ONE = Domain("a number above 1", low=1.0, excludes_low=True)
 PROBABILITY = Domain("a probability: a number between 0 and 1", high=1.0)
 RATE = Domain("a number that is not negative", is_working=False)
 FACTOR = Domain("a positive number", excludes_low=True, is_working=False)

@@ -7,6 +7,7 @@ from treadle.base.numbers import Domain as Domain
 from treadle.optim.adaptive import adabelief as adabelief
 from treadle.optim.adaptive import adamax as adamax
 from treadle.optim.adaptive import adamp as adamp
+from treadle.optim.adaptive import ademamix as ademamix
 from treadle.optim.adaptive import laprop as laprop
 from treadle.optim.adaptive import lion as lion
 from treadle.optim.adaptive import nadam as nadam
@@ -24,12 +25,15 @@ from treadle.optim.cycles import cosine_restarts as cosine_restarts
 from treadle.optim.cycles import cyclic as cyclic
 from treadle.optim.cycles import one_cycle as one_cycle
 from treadle.optim.cycles import triangular as triangular
+from treadle.optim.factored import adafactor as adafactor
 from treadle.optim.gradients import centralize_gradients as centralize_gradients
 from treadle.optim.gradients import normalize_gradients as normalize_gradients
 from treadle.optim.grouping import freeze as freeze
 from treadle.optim.grouping import group as group
 from treadle.optim.grouping import groups as groups
 from treadle.optim.grouping import only as only
+from treadle.optim.kronecker import shampoo as shampoo
+from treadle.optim.kronecker import soap as soap
 from treadle.optim.layerwise import lamb as lamb
 from treadle.optim.layerwise import lars as lars
 from treadle.optim.matrix import galore as galore
@@ -48,6 +52,7 @@ from treadle.optim.penalties import l2_penalty as l2_penalty
 from treadle.optim.penalties import max_norm as max_norm
 from treadle.optim.penalties import orthogonal_penalty as orthogonal_penalty
 from treadle.optim.plateau import ReduceOnPlateau as ReduceOnPlateau
+from treadle.optim.quasi_newton import lbfgs as lbfgs
 from treadle.optim.range_test import RangeTest as RangeTest
 from treadle.optim.range_test import find_learning_rate as find_learning_rate
 from treadle.optim.schedules import Schedule as Schedule
@@ -68,7 +73,9 @@ from treadle.optim.standard import adadelta as adadelta
 from treadle.optim.standard import adagrad as adagrad
 from treadle.optim.standard import adam as adam
 from treadle.optim.standard import adamw as adamw
+from treadle.optim.standard import asgd as asgd
 from treadle.optim.standard import rmsprop as rmsprop
+from treadle.optim.standard import rprop as rprop
 from treadle.optim.standard import sgd as sgd
 
 if not _typing.TYPE_CHECKING:  # mypy would take every name for one that is there

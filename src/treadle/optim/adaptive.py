@@ -1,11 +1,34 @@
-"""Relatives of Adam: NAdam, RAdam, AdaMax as PyTorch has them; AdaBelief, LaProp, AdamP, Lion."""
+"""Relatives of Adam: NAdam, RAdam, AdaMax as PyTorch has them; AdaBelief, AdEMAMix and others."""
 
 from __future__ import annotations
 
 import math
 
-from treadle.base.numbers import NOT_NEGATIVE, Given, Numbers, check_betas, check_flag, numbers
-from treadle.frontend.functions.arithmetic import abs, gt, lt, maximum, pow, sign, sqrt, where
+from treadle.base.errors import ArgumentError
+from treadle.base.numbers import (
+    NOT_NEGATIVE,
+    STEPS,
+    UNIT,
+    Given,
+    Numbers,
+    check_betas,
+    check_flag,
+    check_whole,
+    numbers,
+)
+from treadle.frontend.functions.arithmetic import (
+    abs,
+    exp,
+    gt,
+    log,
+    lt,
+    maximum,
+    minimum,
+    pow,
+    sign,
+    sqrt,
+    where,
+)
 from treadle.frontend.functions.reductions import max as max_of
 from treadle.frontend.functions.reductions import norm
 from treadle.frontend.functions.reductions import sum as sum_of
@@ -52,6 +75,7 @@ def nadam(
     momentum_decay: float = 4e-3,
     decoupled_weight_decay: bool = False,
     decay: Selector | None = None,
+    maximize: bool = False,
 ) -> Optimizer:
     """Adam with Nesterov's momentum, as torch.optim.NAdam."""
     given = _numbers(
@@ -74,7 +98,7 @@ def nadam(
 
     how = _coupling("nadam", decoupled_weight_decay)
     parts = Parts({"m": zeros, "v": zeros}, how, {"mu_product": 1.0}, advance)
-    return per_parameter("nadam", lr, given, rule, parts, decay)
+    return per_parameter("nadam", lr, given, rule, parts, decay, maximize)
 
 
 def radam(
@@ -84,6 +108,7 @@ def radam(
     weight_decay: float = 0.0,
     decoupled_weight_decay: bool = False,
     decay: Selector | None = None,
+    maximize: bool = False,
 ) -> Optimizer:
     """Adam whose second moment counts once it is long enough, as torch.optim.RAdam.
 
@@ -112,7 +137,7 @@ def radam(
 
     how = _coupling("radam", decoupled_weight_decay)
     parts = Parts({"m": zeros, "v": zeros}, how, {"weight": 0.0, "age": 0.0}, advance)
-    return per_parameter("radam", lr, given, rule, parts, decay)
+    return per_parameter("radam", lr, given, rule, parts, decay, maximize)
 
 
 def adamax(
@@ -121,6 +146,7 @@ def adamax(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     decay: Selector | None = None,
+    maximize: bool = False,
 ) -> Optimizer:
     """Adam with the greatest gradient in place of the second moment, as torch.optim.Adamax."""
     given = _numbers("adamax", betas, eps, weight_decay)
@@ -131,7 +157,7 @@ def adamax(
         return one.p - m / u * (one.rate / one.correction("beta1")), {"m": m, "u": u}
 
     parts = Parts({"m": zeros, "u": zeros}, Decay.COUPLED)
-    return per_parameter("adamax", lr, given, rule, parts, decay)
+    return per_parameter("adamax", lr, given, rule, parts, decay, maximize)
 
 
 def adabelief(
@@ -152,6 +178,58 @@ def adabelief(
         return one.p - step * (one.rate / one.correction("beta1")), {"m": m, "s": s}
 
     return per_parameter("adabelief", lr, given, rule, Parts({"m": zeros, "s": zeros}), decay)
+
+
+def ademamix(
+    lr: Rate = 1e-3,
+    betas: tuple[float, float, float] = (0.9, 0.999, 0.9999),
+    alpha: float = 5.0,
+    t_alpha_beta3: int | None = None,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    decay: Selector | None = None,
+) -> Optimizer:
+    """AdamW with a second, slower average of the gradient (Pagliardini and others, 2024).
+
+    The step is (m̂₁ + alpha · m₂) / (√v̂ + eps). With `t_alpha_beta3`, usually the number of updates,
+    alpha grows from 0 and the slow β from β₁ to their values over that many updates.
+    """
+    if not isinstance(betas, (tuple, list)) or len(betas) != 3:
+        given = f"betas = {betas!r}"
+        raise ArgumentError("ademamix", given, "Give three numbers: (0.9, 0.999, 0.9999).")
+    warmup: dict[str, Given] = {}
+    if t_alpha_beta3 is not None:
+        check_whole("ademamix", "t_alpha_beta3", t_alpha_beta3)
+        warmup = {"warmup": (t_alpha_beta3, STEPS)}
+    numbers_ = _numbers(
+        "ademamix",
+        betas[:2],
+        eps,
+        weight_decay,
+        beta3=(betas[2], UNIT),
+        alpha=(alpha, NOT_NEGATIVE),
+        **warmup,
+    )
+
+    def slow(hyper: Hyper, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Alpha and the slow β of an update: their half-lives grow linearly."""
+        if not warmup:
+            return hyper["alpha"], hyper["beta3"]
+        done = minimum(t / hyper["warmup"], 1.0)
+        start, end = log(hyper["beta1"]), log(hyper["beta3"])
+        beta = exp(start * end / ((1 - done) * end + done * start))
+        return hyper["alpha"] * done, where(lt(done, 1), beta, hyper["beta3"])
+
+    def rule(one: One) -> New:
+        m, v = moments(one)
+        amount, beta = slow(one.hyper, one.t)
+        m2 = one.state["m2"] * beta + one.g * (1 - beta)
+        step = m / one.correction("beta1") + m2 * amount
+        new = {"m": m, "m2": m2, "v": v}
+        return one.p - step / (corrected_root(one, v) + one.hyper["eps"]) * one.rate, new
+
+    parts = Parts({"m": zeros, "m2": zeros, "v": zeros})
+    return per_parameter("ademamix", lr, numbers_, rule, parts, decay)
 
 
 def laprop(

@@ -263,7 +263,9 @@ class _Appending:
             self._state("lr_scale", SCALAR),
             self.plan.decays,
             self.metrics,
+            lambda params: self._gradients_of(self._loss(), params)[1],
             lambda params: self._gradients_of(self._loss(), params),
+            self.total / self.weight,
             self._sampled_gradients_at,
             self._clipped,
             parts_among(self.by_kind[OutputKind.CAPTURE]),
@@ -282,13 +284,13 @@ class _Appending:
     def _sampled_gradients_at(self, params: Params) -> tuple[Params, int]:
         """Gradients for labels that the model draws, and how many there are."""
         sampled, drawn = with_sampled_labels(self._loss(), self.trace.next_site)
-        return self._gradients_of(sampled, params), drawn
+        return self._gradients_of(sampled, params)[1], drawn
 
     def _gradients_of_part(self, name: str) -> Params:
         """Gradients of one part of the loss, where the step has no more than this batch."""
         self._refuse_parts()
         scale = self.plan.loss_scale if self.plan.scales_loss else None
-        return self._gradients_of(loss_of_part(self._loss(), name, scale), {})
+        return self._gradients_of(loss_of_part(self._loss(), name, scale), {})[1]
 
     def _refuse_parts(self) -> None:
         asked = "accumulate" if self.plan.accumulates else "clip_norm"
@@ -301,8 +303,8 @@ class _Appending:
                 else "Gradients of parts are of one batch: compile with accumulate=1.",
             )
 
-    def _gradients_of(self, loss: Graph, params: Params) -> Params:
-        """Gradients of a loss on the same batch at other parameters, in the current scope."""
+    def _gradients_of(self, loss: Graph, params: Params) -> tuple[Tensor, Params]:
+        """A loss and its gradients on the same batch at other parameters, in the current scope."""
         self.asked_elsewhere = True
         graph = differentiate(loss, [n for n in self.gradients if n in loss.leaves]).graph
         # Leaves are bound one by one: the scope may be a trace inside this one.
@@ -314,7 +316,8 @@ class _Appending:
         gradients = {o.name: v for o, v in found if o.kind is OutputKind.GRADIENT}
         weight = values[2]
         scale = weight * self.plan.loss_scale(self.trace) if self.plan.scales_loss else weight
-        return {n: g / cast(scale, g.dtype) for n, g in gradients.items()}
+        means = {n: g / cast(scale, g.dtype) for n, g in gradients.items()}
+        return values[1] / weight, means
 
     def _skipping(self, written: Written, is_fine: Tensor) -> Written:
         """Nothing changes when a gradient overflowed, but the loss scale: it halves.

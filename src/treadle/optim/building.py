@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from treadle.base.errors import ArgumentError
-from treadle.base.numbers import Numbers
+from treadle.base.numbers import Numbers, check_flag
 from treadle.base.trees import Tree
 from treadle.frontend.coerce import as_tensor, constant
 from treadle.frontend.functions.arithmetic import eq, log, tanh
@@ -102,10 +102,20 @@ class Parts:
 
 
 def per_parameter(
-    name: str, lr: Rate, given: Numbers, rule: Rule, parts: Parts, selector: Selector | None
+    name: str,
+    lr: Rate,
+    given: Numbers,
+    rule: Rule,
+    parts: Parts,
+    selector: Selector | None,
+    maximize: bool = False,
 ) -> Optimizer:
-    """An optimizer that does the same to each parameter. `selector` is about weight decay."""
+    """Return an optimizer that applies the same rule to each parameter.
+
+    `selector` chooses the parameters with weight decay; `maximize` negates the gradients.
+    """
     schedule = schedule_beside(name, lr, given)
+    check_flag(name, maximize=maximize)
     check_selector(name, "decay", selector)
     shared = parts.shared or {}
 
@@ -127,7 +137,8 @@ def per_parameter(
         corrections: dict[str, Tensor] = {}
         decayed = {n for n in grads if decays(selector, context, n)}
         with at_one_line():
-            for key, g in grads.items():
+            for key, slope in grads.items():
+                g = -slope if maximize else slope
                 p, amount = params[key], hyper["weight_decay"] if key in decayed else None
                 if amount is not None and parts.decay is Decay.COUPLED:
                     g = g + p * amount

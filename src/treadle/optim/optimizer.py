@@ -35,6 +35,8 @@ class Context:
     decays: Mapping[str, bool]  # which parameters allow weight decay
     metrics: Mapping[str, Tensor]
     grad_at: Callable[[Params], Params]
+    evaluate_at: Callable[[Params], tuple[Tensor, Params]]  # the loss and those gradients
+    loss: Tensor  # at these parameters
     sampled_grad_at: Callable[[Params], tuple[Params, int]]  # labels drawn from the model; how many
     clip: Callable[[Params], Params]  # the step's own clipping, for gradients of grad_at
     parts: Mapping[str, Tensor]  # of the loss, as they stand in its sum: see losses.weighted

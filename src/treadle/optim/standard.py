@@ -1,12 +1,31 @@
-"""SGD, Adam, AdamW, AdaGrad, RMSProp and AdaDelta: PyTorch's formulas and defaults."""
+"""SGD, ASGD, Rprop, Adam, AdamW, AdaGrad, RMSProp and AdaDelta, with PyTorch's formulas."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from treadle.base.errors import ArgumentError
-from treadle.base.numbers import FRACTION, NOT_NEGATIVE, check_betas, check_flag, numbers
-from treadle.frontend.functions.arithmetic import maximum, sqrt, where
+from treadle.base.numbers import (
+    ABOVE_ONE,
+    COUNT,
+    FRACTION,
+    INNER_UNIT,
+    NOT_NEGATIVE,
+    check_betas,
+    check_flag,
+    check_pair,
+    numbers,
+)
+from treadle.frontend.functions.arithmetic import (
+    clamp,
+    eq,
+    lt,
+    maximum,
+    pow,
+    sign,
+    sqrt,
+    where,
+)
 from treadle.frontend.tensor import Tensor
 from treadle.optim.building import Decay, One, Parts, Rate, filled, per_parameter, zeros
 from treadle.optim.optimizer import Optimizer
@@ -22,10 +41,11 @@ def sgd(
     weight_decay: float = 0.0,
     nesterov: bool = False,
     decay: Selector | None = None,
+    maximize: bool = False,
 ) -> Optimizer:
     """Gradient descent with momentum, dampening and Nesterov's step, as torch.optim.SGD.
 
-    `decay` selects the parameters that weight decay applies to.
+    `decay` selects the parameters that weight decay applies to. `maximize=True` climbs.
     """
     given = numbers(
         "sgd",
@@ -53,7 +73,7 @@ def sgd(
         return one.p - step * one.rate, {"momentum": buffer}
 
     slots = {"momentum": zeros} if has_momentum else {}
-    return per_parameter("sgd", lr, given, rule, Parts(slots, Decay.COUPLED), decay)
+    return per_parameter("sgd", lr, given, rule, Parts(slots, Decay.COUPLED), decay, maximize)
 
 
 def adam(
@@ -63,9 +83,10 @@ def adam(
     weight_decay: float = 0.0,
     amsgrad: bool = False,
     decay: Selector | None = None,
+    maximize: bool = False,
 ) -> Optimizer:
     """Adam, as torch.optim.Adam: weight decay is added to the gradient."""
-    return _adam("adam", lr, betas, eps, weight_decay, amsgrad, decay, Decay.COUPLED)
+    return _adam("adam", lr, betas, eps, weight_decay, amsgrad, decay, Decay.COUPLED, maximize)
 
 
 def adamw(
@@ -75,9 +96,10 @@ def adamw(
     weight_decay: float = 1e-2,
     amsgrad: bool = False,
     decay: Selector | None = None,
+    maximize: bool = False,
 ) -> Optimizer:
     """Adam with decoupled weight decay, as torch.optim.AdamW."""
-    return _adam("adamw", lr, betas, eps, weight_decay, amsgrad, decay, Decay.DECOUPLED)
+    return _adam("adamw", lr, betas, eps, weight_decay, amsgrad, decay, Decay.DECOUPLED, maximize)
 
 
 def _adam(
@@ -89,6 +111,7 @@ def _adam(
     amsgrad: bool,
     decay: Selector | None,
     how: Decay,
+    maximize: bool,
 ) -> Optimizer:
     given = numbers(
         name,
@@ -107,7 +130,7 @@ def _adam(
         step = m / (corrected_root(one, v) + one.hyper["eps"])
         return one.p - step * (one.rate / one.correction("beta1")), new
 
-    return per_parameter(name, lr, given, rule, Parts(slots, how), decay)
+    return per_parameter(name, lr, given, rule, Parts(slots, how), decay, maximize)
 
 
 def moments(one: One) -> tuple[Tensor, Tensor]:
@@ -127,6 +150,7 @@ def adagrad(
     initial_accumulator_value: float = 0.0,
     eps: float = 1e-10,
     decay: Selector | None = None,
+    maximize: bool = False,
 ) -> Optimizer:
     """Steps divided by the root of all squares so far, as torch.optim.Adagrad."""
     given = numbers(
@@ -143,7 +167,7 @@ def adagrad(
         return one.p - one.g / (sqrt(total) + one.hyper["eps"]) * rate, {"sum": total}
 
     slots = {"sum": filled(first.hyper["initial_accumulator_value"])}
-    return per_parameter("adagrad", lr, given, rule, Parts(slots, Decay.COUPLED), decay)
+    return per_parameter("adagrad", lr, given, rule, Parts(slots, Decay.COUPLED), decay, maximize)
 
 
 def rmsprop(
@@ -154,6 +178,7 @@ def rmsprop(
     momentum: float = 0.0,
     centered: bool = False,
     decay: Selector | None = None,
+    maximize: bool = False,
 ) -> Optimizer:
     """Steps divided by the root of a mean of squares, as torch.optim.RMSprop."""
     given = numbers(
@@ -181,7 +206,7 @@ def rmsprop(
             step = new["momentum"] = one.state["momentum"] * one.hyper["momentum"] + step
         return one.p - step * one.rate, new
 
-    return per_parameter("rmsprop", lr, given, rule, Parts(slots, Decay.COUPLED), decay)
+    return per_parameter("rmsprop", lr, given, rule, Parts(slots, Decay.COUPLED), decay, maximize)
 
 
 def adadelta(
@@ -190,6 +215,7 @@ def adadelta(
     eps: float = 1e-6,
     weight_decay: float = 0.0,
     decay: Selector | None = None,
+    maximize: bool = False,
 ) -> Optimizer:
     """Steps as large as those before, relative to gradients, as torch.optim.Adadelta."""
     given = numbers(
@@ -206,4 +232,81 @@ def adadelta(
         return one.p - step * one.rate, {"v": v, "steps": one.average("steps", step * step, "rho")}
 
     parts = Parts({"v": zeros, "steps": zeros}, Decay.COUPLED)
-    return per_parameter("adadelta", lr, given, rule, parts, decay)
+    return per_parameter("adadelta", lr, given, rule, parts, decay, maximize)
+
+
+def asgd(
+    lr: Rate = 1e-2,
+    lambd: float = 1e-4,
+    alpha: float = 0.75,
+    t0: float = 1e6,
+    weight_decay: float = 0.0,
+    decay: Selector | None = None,
+    maximize: bool = False,
+) -> Optimizer:
+    """Averaged SGD, as torch.optim.ASGD: the rate falls as lr / (1 + lambd · lr · t)^alpha.
+
+    The average of the parameters since update `t0` is in the state, as PyTorch's `ax`. Evaluation
+    uses the parameters; `optim.swa` evaluates an average.
+    """
+    given = numbers(
+        "asgd",
+        lambd=(lambd, NOT_NEGATIVE),
+        alpha=(alpha, NOT_NEGATIVE),
+        t0=(t0, COUNT),
+        weight_decay=(weight_decay, NOT_NEGATIVE),
+    )
+
+    def rule(one: One) -> New:
+        hyper, earlier = one.hyper, one.t - 1
+        rate = one.rate / pow(1 + hyper["lambd"] * one.rate * earlier, hyper["alpha"])
+        p = one.p * (1 - hyper["lambd"] * rate) - one.g * rate
+        mean = one.state["average"]
+        weight = 1.0 / maximum(earlier - hyper["t0"], 1.0)
+        return p, {"average": mean + (p - mean) * weight}
+
+    parts = Parts({"average": zeros}, Decay.COUPLED)
+    return per_parameter("asgd", lr, given, rule, parts, decay, maximize)
+
+
+def rprop(
+    lr: Rate = 1e-2,
+    etas: tuple[float, float] = (0.5, 1.2),
+    step_sizes: tuple[float, float] = (1e-6, 50.0),
+    weight_decay: float = 0.0,
+    decay: Selector | None = None,
+    maximize: bool = False,
+) -> Optimizer:
+    """Steps by the sign of the gradient, as torch.optim.Rprop; for full batches.
+
+    Each element has a step size: `lr` at first, times `etas[1]` while the sign stays, times
+    `etas[0]` and no move where it changes, within `step_sizes`. Weight decay is decoupled.
+    """
+    shrink, grow = check_pair("rprop", "etas", etas)
+    least, most = check_pair("rprop", "step_sizes", step_sizes)
+    given = numbers(
+        "rprop",
+        eta_minus=(shrink, INNER_UNIT),
+        eta_plus=(grow, ABOVE_ONE),
+        step_size_min=(least, NOT_NEGATIVE),
+        step_size_max=(most, NOT_NEGATIVE),
+        weight_decay=(weight_decay, NOT_NEGATIVE),
+    )
+
+    if given.hyper["step_size_min"] > given.hyper["step_size_max"]:
+        cause = f"step_sizes = {step_sizes!r}"
+        raise ArgumentError("rprop", cause, "Give the least size first: (1e-6, 50).")
+
+    def rule(one: One) -> New:
+        hyper = one.hyper
+        agreement = sign(one.g) * sign(one.state["g"])
+        has_turned = lt(agreement, 0)
+        factor = where(has_turned, hyper["eta_minus"], hyper["eta_plus"])
+        factor = where(eq(agreement, 0), 1.0, factor)
+        size = where(one.is_first, one.rate, one.state["step_size"])
+        size = clamp(size * factor, hyper["step_size_min"], hyper["step_size_max"])
+        g = where(has_turned, 0.0, one.g)
+        return one.p - sign(g) * size, {"g": g, "step_size": size}
+
+    parts = Parts({"g": zeros, "step_size": zeros})
+    return per_parameter("rprop", lr, given, rule, parts, decay, maximize)
