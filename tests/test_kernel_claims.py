@@ -15,6 +15,7 @@ import pytest
 import treadle as td
 from kernel_mutants import mutants
 from models import block_specs, cnn_loss, cnn_specs, gpt_block, mlp_loss, mlp_specs
+from treadle import losses
 from treadle.autodiff.backward import differentiate
 from treadle.backends import stages
 from treadle.backends.cpu.backend import CpuToolchain
@@ -329,6 +330,98 @@ def test_a_step_is_verified_in_full() -> None:
     assert "claims established" in str(step.report)
     batch = {"x": np.ones((6, 5), np.float32), "y": np.zeros((6, 3), np.float32)}
     assert np.isfinite(step(batch).loss)
+
+
+# Gradients that a user wrote
+
+OWN_FULL = td.CompileOptions(verify="full")
+OWN_BATCH = {"x": td.Spec((6, 3)), "y": td.Spec((6,))}
+
+
+class _Tanh(td.nn.Module):
+    def __init__(self) -> None:
+        self.weight = td.nn.Parameter((3,), td.nn.init.normal(std=0.1))
+        self.bias = td.nn.Parameter(())
+
+    def forward(self, x):
+        return td.tanh(x @ self.weight + self.bias)
+
+
+def _own_forward(model, batch):
+    return losses.mse(model(batch["x"]), batch["y"]), model(batch["x"])
+
+
+def _own_backward(slope, scale: float = 1.0):
+    def backward(model, batch, out):
+        z = batch["x"] @ model.weight + model.bias
+        ct = scale * 2 * (out - batch["y"]) * slope(z, out) / 6  # a number of the batch
+        return {"weight": ct @ batch["x"], "bias": ct.sum()}
+
+    return backward
+
+
+OWN_SLOPES = {
+    "by its result": lambda z, out: 1 - out * out,
+    "otherwise": lambda z, out: 1 / td.square(td.cosh(z)),
+}
+
+
+@pytest.mark.parametrize("more", [{}, {"accumulate": 2}, {"accumulate": 2, "accumulation": "sum"}])
+@pytest.mark.parametrize("slope", OWN_SLOPES)
+def test_a_backward_of_a_step_is_compared_with_the_derivative(slope: str, more: dict) -> None:
+    def compiled(backward, options=OWN_FULL) -> td.TrainStep:
+        return td.compile_manual_step(
+            _Tanh(), _own_forward, backward, td.optim.sgd(0.1), OWN_BATCH, device="cpu",
+            options=options, **more,
+        )  # fmt: skip
+
+    step = compiled(_own_backward(OWN_SLOPES[slope]))
+    (claim,) = [c for c in step.report.claims if c.kind == "gradient"]
+    assert claim.is_established == (slope == "by its result")
+    assert claim.is_established or "4 of 4 draws" in claim.reason
+    for scale in (-1.0, 10.0, 1.001):
+        with pytest.raises(td.GradientError, match=r"the backward is wrong: .* by weight is"):
+            compiled(_own_backward(OWN_SLOPES[slope], scale))
+    compiled(_own_backward(OWN_SLOPES[slope], -1.0), td.CompileOptions())
+
+
+def _own_step(function) -> td.TrainStep:
+    return td.compile_step(
+        _Tanh(), lambda m, b: losses.mse(function(b["x"] @ m.weight + m.bias), b["y"]),
+        td.optim.sgd(0.1), OWN_BATCH, device="cpu", options=OWN_FULL,
+    )  # fmt: skip
+
+
+def _symmetric(z):
+    return td.linalg.solve(td.eye(6) * 4 + td.outer(z, z), td.ones((6,)))
+
+
+OWN_RIGHT = {
+    "sine": td.custom_vjp(lambda x: td.sin(x), lambda ct, out, x: (ct * td.cos(x),)),
+    "of a number of the batch": td.custom_vjp(lambda x: x.mean() * td.ones((6,)), lambda ct, out, x: (ct.sum() / 6 * td.ones((6,)),)),
+    "tanh": td.custom_vjp(lambda x: td.tanh(x), lambda ct, out, x: (ct / td.square(td.cosh(x)),)),
+    "relu": td.custom_vjp(lambda x: td.relu(x), lambda ct, out, x: (td.where(out > 0, ct, 0.0),)),
+    "logarithm": td.custom_vjp(lambda x: td.log(x), lambda ct, out, x: (ct / td.exp(out),)),
+    "solve": _symmetric,
+    "eigh": lambda z: td.linalg.eigh(td.eye(6) * 4 + td.outer(z, z))[0],
+}  # fmt: skip
+OWN_WRONG = {
+    "sine": td.custom_vjp(lambda x: td.sin(x), lambda ct, out, x: (-ct * td.cos(x),)),
+    "where it is negative": td.custom_vjp(lambda x: td.abs(x), lambda ct, out, x: (ct,)),
+    "straight through": td.custom_vjp(lambda x: td.round(x * 4) / 4, lambda ct, out, x: (ct,)),
+}
+
+
+@pytest.mark.parametrize("name", OWN_RIGHT)
+def test_a_right_backward_of_a_function_is_no_error(name: str) -> None:
+    (claim,) = [c for c in _own_step(OWN_RIGHT[name]).report.claims if c.kind == "gradient"]
+    assert claim.is_established or "compared in float64" in claim.reason
+
+
+@pytest.mark.parametrize("name", OWN_WRONG)
+def test_a_wrong_backward_of_a_function_is_named(name: str) -> None:
+    with pytest.raises(td.GradientError, match=r'the backward of .* is wrong: .*verify="fast"'):
+        _own_step(OWN_WRONG[name])
 
 
 def test_a_wrong_kernel_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from treadle.autodiff.backward import Differentiated, active_values, differentiate
@@ -194,7 +194,7 @@ def build_gradients(
         passed.relate("differentiate", Relation.GRADIENTS, narrowed, graph)
     own, small = "the gradients are the user's own", _small_gradients
     report.evidence.small = lambda: own if recipe.backward else small(recipe, plan, inputs, report)
-    if recipe.options.verify == "full" and recipe.backward is None:
+    if recipe.options.verify == "full":
         with report.stage("verify"):
             report.claims.append(_checked_gradient(recipe, plan, inputs, report))
     stages = (traced, with_casts, narrowed, graph)
@@ -217,11 +217,25 @@ def check_of(options: CompileOptions) -> Callable[[Graph], Graph]:
 def _checked_gradient(
     recipe: StepRecipe, plan: UpdatePlan, inputs: Inputs, report: CompileReport
 ) -> Claim:
-    """Forward against reverse mode, on a batch as small as the model takes."""
+    """Forward against reverse mode, on a batch as small as the model takes.
+
+    A user's gradient may hold a number of the batch: it counts as wrong for the step's own sizes.
+    """
     from treadle.verify.gradients import check_gradient
 
+    if recipe.backward is not None:
+        alone = replace(recipe, accumulate=1, sums=False, shards=0)
+        with recipe.naming():
+            graph = trace_loss(alone, plan, inputs)
+        return check_gradient(graph, graph, owner="the backward")
+    wrong: GradientError | None = None
     for found in _small_gradients(recipe, plan, inputs, report):
-        return check_gradient(*found)
+        try:
+            return check_gradient(*found)
+        except GradientError as error:
+            wrong = error
+    if wrong is not None:
+        raise wrong
     return Claim("gradient", "loss", reason="the loss could not be traced once more")
 
 

@@ -247,7 +247,8 @@ def custom_vjp(forward: Function, backward: Function) -> Function:
     """`forward` with a gradient of your own: `backward(ct, out, *inputs)` gives one per input.
 
     `ct` and `out` have the structure of the result. None stands for a zero gradient. The number,
-    shapes and dtypes of the gradients are checked; that they are right is yours to assure.
+    shapes and dtypes of the gradients are checked. Steps that are compiled with `verify="full"`
+    compare them with the derivative.
     """
 
     @wraps(forward)

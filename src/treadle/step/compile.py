@@ -97,7 +97,7 @@ def compile_manual_step(
 
     `forward(model, batch)` gives (loss, kept), `backward(model, batch, kept)` a gradient for each
     trained parameter: a list in their order, or a dict by name. Number, names, shapes and dtypes
-    are checked; that they are right is yours to assure.
+    are checked. With `verify="full"` the gradients are compared with the derivative of the loss.
     """
     return _compile(
         _Asked(
