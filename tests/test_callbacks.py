@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import treadle as td
-from treadle import callbacks, data, losses, nn, optim
+from treadle import callbacks, data, losses, metrics, nn, optim
+from treadle.metrics.direction import direction_of
 from treadle.train.callback import Callbacks
 from treadle.train.run import Run
 
@@ -70,6 +71,62 @@ def losses_of(*values: float) -> list[dict[str, float]]:
 )
 def test_early_stopping(keywords: dict, values: list, stops: int) -> None:
     assert told(callbacks.EarlyStopping(**keywords), values)[1] == stops
+
+
+def values_of(name: str, *values: float) -> list[dict[str, float]]:
+    return [{name: v} for v in values]
+
+
+@pytest.mark.parametrize("name", ["val/acc", "val/accuracy", "val/f1_macro", "d/auc"])
+def test_what_should_rise_is_not_minimised(name: str) -> None:
+    """The numbers of a run whose accuracy rose: it went on, and its last parameters are kept."""
+    rising = values_of(name, 0.348, 0.5, 0.61, 0.7, 0.747)
+    stopper = callbacks.EarlyStopping(name, patience=2)
+    assert told(stopper, rising)[1] == 0
+    assert stopper.improvement.best == {name: 0.747}
+    assert told(callbacks.EarlyStopping(name, patience=2), rising[::-1])[1] == 3
+    plateau = callbacks.ReduceOnPlateau(name, patience=0, threshold=0.0)
+    assert told(plateau, rising)[0].step.lr_scale == 1
+    assert told(plateau, rising[::-1])[0].step.lr_scale < 1
+
+
+def test_a_number_of_unknown_direction_needs_a_mode() -> None:
+    """Before training, where neither its name nor the trainer's metric of that name says it."""
+    for kind in (callbacks.EarlyStopping, callbacks.ReduceOnPlateau):
+        match = f"{kind.__name__}: nothing says whether a small or a large 'val/gap' is good"
+        with pytest.raises(td.ArgumentError, match=match):
+            told(kind("val/gap"), [])
+        with pytest.raises(td.CallbackError, match="Pass mode="):
+            trainer(make(), kind("loss/scale")).fit(loader(), epochs=1)
+        assert told(kind("val/gap", mode="max", patience=1), values_of("val/gap", 1, 2, 3))[1] == 0
+    group = metrics.Group({"mine": metrics.Accuracy(), "other": metrics.Perplexity()})
+    run = td.Trainer(make(), metrics=group, progress=False)._run
+    assert (run.direction_of("val/mine"), run.direction_of("val/other")) == ("max", "min")
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [
+        *[(n, "min") for n in ("loss", "g/loss", "val/error_rate", "ppl", "rmse", "cross_entropy")],
+        *[(n, "max") for n in ("accuracy_top5", "top_1_acc", "roc_auc", "mean_iou", "r2", "ap50")],
+        *[(n, None) for n in ("loss_scale", "grad_norm", "score", "entropy", "lr", "acc_loss", "")],
+        *[(n, None) for n in ("false_positive_rate", "loss/classes")],
+    ],
+)
+def test_directions_of_names(name: str, direction: str | None) -> None:
+    assert direction_of(name) == direction
+
+
+def test_our_metrics_carry_their_direction() -> None:
+    """All that are one number; the others, and means of anything, have none."""
+    kinds = [m for m in vars(metrics).values() if isinstance(m, type)]
+    found = {m.__name__: m.direction for m in kinds if issubclass(m, metrics.Metric)}
+    small = {"ECE", "MCE", "Perplexity"}
+    none = {"Average", "ConfusionMatrix", "Metric", "PrecisionRecallCurve", "RocCurve"}
+    assert {n for n, d in found.items() if d == "min"} == small
+    assert {n for n, d in found.items() if d is None} == none
+    for name, direction in found.items():
+        assert direction_of(name) in (direction, None), name
 
 
 def test_early_stopping_by_several_metrics() -> None:

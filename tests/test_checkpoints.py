@@ -169,6 +169,23 @@ def test_the_best_needs_the_metric(tmp_path: Path) -> None:
         assert checkpoints.best().metrics == {"accuracy": 0.5, "loss": 3.0}
 
 
+def test_the_best_accuracy_is_the_greatest(tmp_path: Path) -> None:
+    step = make()
+    with td.CheckpointManager(tmp_path / "a", metric="val/acc", keep_last=None) as checkpoints:
+        for accuracy in (0.348, 0.747, 0.6):
+            checkpoints.save(step, metrics={"val/acc": accuracy})
+        assert (checkpoints.mode, checkpoints.best().number) == ("max", 2)
+    for options in ({}, {"keep_best": 0, "read_only": True}):
+        manager = td.CheckpointManager(tmp_path / "a", metric="val/acc", **options)
+        assert manager.best().number == 2
+        manager.close()
+    with pytest.raises(td.ArgumentError, match="a small or a large 'val/gap' is good. Pass mode="):
+        td.CheckpointManager(tmp_path / "b", metric="val/gap")
+    with td.CheckpointManager(tmp_path / "b", metric="val/gap", mode="min") as checkpoints:
+        checkpoints.save(step, metrics={"val/gap": 1.0})  # the folder is free, and says it now
+    assert td.CheckpointManager(tmp_path / "b", metric="val/gap", read_only=True).mode == "min"
+
+
 def test_metric_and_mode_are_in_the_folder(tmp_path: Path) -> None:
     step = make()
     with td.CheckpointManager(

@@ -56,7 +56,7 @@ def test_nan_is_a_value() -> None:
     history.record(2, {"a": 3.0})
     history.record(3, {"b": 1.0})
     assert len(history.series("a")[0]) == 2
-    assert history.best("a") == (2, 3.0)
+    assert history.best("a", "min") == (2, 3.0)
     assert [sorted(r) for r in history.rows()] == [["a", "step"], ["a", "step"], ["b", "step"]]
 
 
@@ -72,7 +72,18 @@ def test_mistakes() -> None:
         history.best("loss", "least")  # type: ignore[arg-type]
     history.record(7, {"x": math.nan})
     with pytest.raises(td.ArgumentError, match="x is never a number"):
+        history.best("x", "min")
+    with pytest.raises(td.ArgumentError, match="a small or a large 'x' is good. Pass mode="):
         history.best("x")
+
+
+def test_the_best_accuracy_is_the_greatest() -> None:
+    history = History()
+    for step, value in enumerate((0.3, 0.7, 0.5)):
+        history.record(step, {"val/accuracy": value, "val/loss": value})
+    assert history.best("val/accuracy") == (1, 0.7)
+    assert history.best("val/loss") == (0, 0.3)
+    assert history.best("val/accuracy", "min") == (0, 0.3)
 
 
 def test_csv(tmp_path: Path) -> None:

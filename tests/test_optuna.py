@@ -48,6 +48,19 @@ def test_trials_that_promise_little_are_pruned(step, options) -> None:
     assert study.best_value < 0.1
 
 
+def test_the_study_goes_the_way_of_the_metric() -> None:
+    for direction, monitor in (("minimize", "val/accuracy"), ("maximize", "val/loss")):
+        trial = optuna.create_study(direction=direction).ask()
+        refused(
+            lambda trial=trial, monitor=monitor: PruningCallback(trial, monitor),
+            td.ArgumentError,
+            "PruningCallback",
+            "create_study(direction=",
+        )
+        PruningCallback(trial, "val/gap")
+    PruningCallback(optuna.create_study(direction="maximize").ask(), "val/accuracy")
+
+
 def test_a_failure_of_another_callback_is_still_named(step) -> None:
     study = optuna.create_study()
     pruning = PruningCallback(study.ask())
@@ -88,6 +101,6 @@ def test_packages_that_are_missing_are_named(monkeypatch) -> None:
     )
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
     monkeypatch.delitem(sys.modules, "treadle.interop.sklearn", raising=False)
-    monkeypatch.delattr(td.interop, "sklearn", raising=False)
+    monkeypatch.delitem(vars(td.interop), "sklearn", raising=False)
     with pytest.raises(ImportError, match=r"treadle\[sklearn\]"):
         td.interop.sklearn  # noqa: B018

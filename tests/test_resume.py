@@ -162,8 +162,8 @@ def test_a_second_fit_goes_on(tmp_path: Path) -> None:
     whole = trainer(expected).fit(loader(), steps=13)
     one, batches = trainer(step), loader()
     one.fit(batches, steps=3, checkpoint=tmp_path)
-    one.fit(batches, steps=2, checkpoint=tmp_path)
-    history = one.fit(batches, steps=8, checkpoint=tmp_path)
+    one.fit(batches, steps=5, checkpoint=tmp_path)
+    history = one.fit(batches, steps=13, checkpoint=tmp_path)
     assert same(step, expected)
     assert history is one.history
     assert history["step"].tolist() == list(range(1, 14))
@@ -205,6 +205,84 @@ def test_an_error_in_a_callback_loses_nothing(tmp_path: Path) -> None:
         history = trainer(other).fit(loader(), steps=13, checkpoint=tmp_path, resume="auto")
     assert history["step"].tolist() == list(range(1, 14))
     assert same(other, expected)
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["plain", "prefetch"])
+@pytest.mark.parametrize("hook", ["on_load", "on_step_end", "load_state_dict", None])
+def test_a_resumed_fit_leaves_a_loader_of_whole_passes(
+    hook: str | None, ahead: bool, tmp_path: Path
+) -> None:
+    """However it ends: who trains on the loader next gets all batches, once each."""
+
+    def fail(*_):
+        raise ZeroDivisionError("mine")
+
+    class Remembers(td.callbacks.Callback):
+        def state_dict(self):
+            return {"one": 1}
+
+    trainer(make(), Remembers()).fit(loader(40), steps=6, checkpoint=tmp_path)
+    own = data.Prefetch(loader(40)) if ahead else loader(40)
+    next(iter(own))  # to look at a batch takes nothing away
+    faulty = Remembers() if hook is None else type("Remembers", (Remembers,), {hook: fail})()
+    again = trainer(make(), faulty)
+    if hook is None:
+        again.fit(own, steps=8, checkpoint=tmp_path, resume="auto")
+    else:
+        with pytest.raises(td.CallbackError):
+            again.fit(own, epochs=2, checkpoint=tmp_path, resume="auto")
+    wanted = list(loader(40))
+    found = list(own)
+    assert len(found) == len(wanted) == 10
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert np.array_equal(mine["x"], theirs["x"])
+
+
+def test_who_goes_on_after_a_failed_resume_misses_no_batch(tmp_path: Path) -> None:
+    """The same trainer goes on from where it failed, to the bits of a run without a failure."""
+    trainer(make()).fit(loader(40), steps=6, checkpoint=tmp_path)
+    failing = {"at": 8}
+
+    class Faulty(td.callbacks.Callback):
+        def on_load(self, run):
+            if failing["at"] == 0:
+                raise ZeroDivisionError("mine")
+
+        def on_step_end(self, run):
+            if run.steps == failing["at"]:
+                raise ZeroDivisionError("mine")
+
+    for at in (8, 0):
+        failing["at"] = at
+        step, own = make(), loader(40)
+        again = trainer(step, Faulty())
+        with pytest.raises(td.CallbackError):
+            again.fit(own, steps=13, checkpoint=tmp_path, resume="latest")
+        failing["at"] = -1
+        again.fit(own, steps=13)
+        expected = make()
+        trainer(expected).fit(loader(40), steps=13)
+        assert same(step, expected)
+
+
+def test_epochs_and_steps_are_totals_of_a_run(tmp_path: Path) -> None:
+    """In a second fit as after resume; a second fit without anything to do is an error."""
+    step, own = make(), loader(40)
+    run = trainer(step)
+    assert len(run.fit(own, epochs=2)) == 20
+    assert len(run.fit(own, epochs=3)) == 30
+    assert len(run.fit(own, steps=35)) == 35
+    assert len(run.fit(own, epochs=4)) == 40
+    expected = make()
+    trainer(expected).fit(loader(40), epochs=4)
+    assert same(step, expected)
+    for keywords, advice in (({"epochs": 4}, "pass epochs=8"), ({"steps": 30}, "pass steps=70")):
+        with pytest.raises(td.ArgumentError, match=f"from the beginning of the run: {advice}"):
+            run.fit(own, **keywords)
+    assert len(run.history) == 40
+    for epochs, rows_ in ((2, 20), (2, 20), (3, 30)):  # a command that is repeated
+        history = trainer(make()).fit(loader(40), epochs=epochs, checkpoint=tmp_path, resume="auto")
+        assert len(history) == rows_
 
 
 @pytest.mark.parametrize("hook", ["on_save", "state_dict", "arrays"])

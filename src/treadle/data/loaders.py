@@ -31,6 +31,15 @@ class Loader(Protocol):
     def load_state_dict(self, state: Mapping[str, int]) -> None: ...
 
 
+@runtime_checkable
+class Rewindable(Protocol):
+    """A loader whose next pass can be made a whole one."""
+
+    def begin_again(self) -> None:
+        """The next pass begins at its first batch, wherever one that was left began."""
+        ...
+
+
 class ArrayLoader:
     """Batches of rows of arrays (a tree of them, memory maps too) or of a `Source`.
 
@@ -137,6 +146,10 @@ class ArrayLoader:
         if batch > len(self):
             raise LoadError("ArrayLoader", f"the state is at batch {batch}, a pass has {len(self)}")
         self._epoch, self._batch, self._start = epoch, batch, batch
+
+    def begin_again(self) -> None:
+        """The next pass begins at its first batch, wherever one that was left began."""
+        self._start = 0
 
 
 def checked_position(
@@ -265,6 +278,10 @@ class IterableLoader:
         known = {k: v for k, v in self._identity.items() if k in state}  # older states have none
         self._epoch, self._batch = checked_position("IterableLoader", state, known)
         self._start = self._batch
+
+    def begin_again(self) -> None:
+        """The next pass begins at its first batch, wherever one that was left began."""
+        self._start = 0
 
 
 def as_loader(data: object) -> Loader:

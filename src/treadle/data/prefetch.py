@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from treadle.base.errors import ArgumentError
 from treadle.base.numbers import check_whole
 from treadle.base.trees import Tree
-from treadle.data.loaders import Loader, State
+from treadle.data.loaders import Loader, Rewindable, State
 
 PATIENCE = 1.0  # seconds that the end of the program waits for a loader that is blocked
 
@@ -79,6 +79,15 @@ class Prefetch:
             )
         self._loader.load_state_dict(state)
         self._state, self._began = _state_of(self._loader), None
+
+    def begin_again(self) -> None:
+        """The next pass begins at its first batch, wherever one that was left began."""
+        self.close()
+        if isinstance(self._loader, Loader) and self._began is not None:
+            self._loader.load_state_dict(self._began)
+        self._began = None
+        if isinstance(self._loader, Rewindable):
+            self._loader.begin_again()
 
     def close(self) -> None:
         """End the thread of a pass that was left."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from treadle.base.errors import ArgumentError
+from treadle.metrics.direction import direction_of
 from treadle.train.callback import Callback
 from treadle.train.run import Run
 from treadle.train.stopping import Improvement
@@ -31,7 +32,15 @@ class PruningCallback(Callback):
                 f"the study has {len(trial.study.directions)} objectives",
                 "Optuna prunes studies of one objective only.",
             )
-        self._trial, self._metric = trial, Improvement("PruningCallback", monitor, "min", 0.0)
+        wanted = str(trial.study.direction.name).lower()[:3]  # "minimize", "maximize"
+        if direction_of(monitor) not in (None, wanted):
+            raise ArgumentError(
+                "PruningCallback",
+                f"the study's direction is {trial.study.direction.name}, but the best "
+                f"{monitor!r} is its {direction_of(monitor)}imum",
+                f'Use create_study(direction="{direction_of(monitor)}imize").',
+            )
+        self._trial, self._metric = trial, Improvement("PruningCallback", monitor, wanted, 0.0)
         self._pruned, self._looks = optuna.TrialPruned, 0
         self.passes = (optuna.TrialPruned,)
 

@@ -14,6 +14,7 @@ from treadle.base.numbers import PROBABILITY, check_choice, check_number, check_
 from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.functions.shaping import zeros
 from treadle.frontend.tensor import Operand, Tensor
+from treadle.metrics.direction import Direction
 from treadle.metrics.labels import weights_of, whole
 from treadle.metrics.metric import Metric, Statistics, Totals, Value, total
 
@@ -131,6 +132,8 @@ class MeanAveragePrecision(Metric):
     by COCO's pixels. `average=None` gives an array of classes 0, 1, …, NaN for those without
     targets; `max_detections` count for each image and class.
     """
+
+    direction: ClassVar[Direction | None] = "max"
 
     iou: float | Sequence[float] = COCO_THRESHOLDS
     area: str = "all"

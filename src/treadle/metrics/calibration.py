@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from treadle.frontend.functions.reductions import max as max_of
 from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.frontend.functions.shaping import flatten, iota, unsqueeze
 from treadle.frontend.tensor import Operand, Tensor
+from treadle.metrics.direction import Direction
 from treadle.metrics.labels import SHAPES, classes_last, weights_of, whole
 from treadle.metrics.metric import Metric, Statistics, Totals, ratio, total
 
@@ -28,6 +30,8 @@ class _Bins(Metric):
     With several classes a prediction is as sure as its greatest probability; with one score each,
     as that of class 1. Scores are logits, or probabilities with `from_logits=False`.
     """
+
+    direction: ClassVar[Direction | None] = "min"
 
     bins: int = 15
     from_logits: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from treadle.base.errors import ArgumentError
 from treadle.frontend.functions.arithmetic import eq, where
 from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.frontend.tensor import Operand
+from treadle.metrics.direction import Direction
 from treadle.metrics.labels import (
     Labels,
     class_counts,
@@ -49,6 +51,8 @@ class _Classes(Metric):
 class Accuracy(_Classes):
     """How many are right, of all."""
 
+    direction: ClassVar[Direction | None] = "max"
+
     def update(self, scores: Operand, target: Operand, weight: Operand | None = None) -> Statistics:
         """Statistics of one batch: the weight of what is right, and of all."""
         labels = self._labels(scores, target, weight)
@@ -84,6 +88,8 @@ class _Averaged(_Counts):
     all classes together), "weighted" (by how often a class is true), "binary" (class 1 only) or
     None (an array of all). `zero_division` stands for a quotient by 0.
     """
+
+    direction: ClassVar[Direction | None] = "max"
 
     average: str | None = "macro"
     zero_division: float = 0.0
@@ -167,6 +173,8 @@ class IoU(_Averaged):
 class BalancedAccuracy(_Counts):
     """The mean recall of classes that are true; `adjusted` makes guessing 0 and the best 1."""
 
+    direction: ClassVar[Direction | None] = "max"
+
     adjusted: bool = False
 
     def compute(self, totals: Totals) -> float:
@@ -183,6 +191,8 @@ class BalancedAccuracy(_Counts):
 @dataclass(frozen=True, kw_only=True)
 class MatthewsCorrelation(_Counts):
     """The correlation of predicted and true classes (MCC): −1 to 1; 0 where one of them is all."""
+
+    direction: ClassVar[Direction | None] = "max"
 
     def compute(self, totals: Totals) -> float:
         """Of the counts as vectors over classes."""
@@ -235,6 +245,8 @@ class CohenKappa(_Confusion):
 
     That is None, "linear" or "quadratic". NaN where chance agrees always, with one class.
     """
+
+    direction: ClassVar[Direction | None] = "max"
 
     weights: str | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.frontend.functions.shaping import iota, squeeze, unsqueeze
 from treadle.frontend.mean import Mean
 from treadle.frontend.tensor import Operand, Tensor
+from treadle.metrics.direction import Direction
 from treadle.metrics.labels import classes_last, is_inside, refuse_outside, weights_of
 from treadle.metrics.metric import Metric, Statistics, Totals, ratio, total
 
@@ -68,6 +70,8 @@ class TopK(Metric):
     Of equal scores the class with the greater number comes first, as scikit-learn has it.
     """
 
+    direction: ClassVar[Direction | None] = "max"
+
     k: int = 5
     axis: int = -1
     ignore_index: int | None = None
@@ -104,6 +108,8 @@ class TopK(Metric):
 class Perplexity(Metric):
     """exp of the mean of −log softmax(scores) at the target: scores are logits (…, classes)."""
 
+    direction: ClassVar[Direction | None] = "min"
+
     axis: int = -1
     ignore_index: int | None = None
 
@@ -136,6 +142,8 @@ class NDCG(Metric):
     Scores and relevances are (rows, items), relevances at least 0. Items with equal scores share
     their places. A row without relevant items counts as 0. As scikit-learn.
     """
+
+    direction: ClassVar[Direction | None] = "max"
 
     k: int | None = None
 

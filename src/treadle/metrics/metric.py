@@ -17,6 +17,7 @@ import numpy as np
 from treadle.base.errors import ArgumentError
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.frontend.tracing import capture
+from treadle.metrics.direction import Direction
 
 # Numbers by name, as int64 or float64; or all arrays that came, for what needs every score.
 Totals = dict[str, Any]
@@ -29,6 +30,7 @@ CAPTURED = "metrics"
 class Metric(ABC):
     """Statistics that add up, and a value of their sums. Metrics hold no numbers themselves."""
 
+    direction: ClassVar[Direction | None] = None  # of better values; None: it has none, or any
     keeps_columns: ClassVar[bool] = False  # statistics are kept one after the other, not added
 
     @abstractmethod
@@ -112,6 +114,11 @@ class Group:
                 'For instance Group({"accuracy": Accuracy()}); names are without a colon.',
             )
         self.metrics = dict(metrics)
+
+    @property
+    def directions(self) -> dict[str, Direction]:
+        """ "min" or "max" by name, of the metrics that have a direction."""
+        return {n: m.direction for n, m in self.metrics.items() if m.direction is not None}
 
     def init(self) -> dict[str, Totals]:
         """Totals of nothing yet, by name."""

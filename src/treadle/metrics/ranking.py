@@ -13,6 +13,7 @@ from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, ShapeError
 from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.tensor import Operand
+from treadle.metrics.direction import Direction
 from treadle.metrics.labels import weights_of, whole
 from treadle.metrics.metric import Metric, Statistics, Totals, Value, ratio, total
 
@@ -100,6 +101,8 @@ class PrecisionRecallCurve(_Columns):
 @dataclass(frozen=True, kw_only=True)
 class _AveragedColumns(_Columns):
     """A number for each class or label against the rest, and how they are averaged."""
+
+    direction: ClassVar[Direction | None] = "max"
 
     average: str | None = "macro"
 

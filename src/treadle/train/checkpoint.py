@@ -12,12 +12,13 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from treadle.base.errors import ArgumentError, CheckpointError, CheckpointWarning, LoadError
 from treadle.distributed.environment import launched_rank
+from treadle.metrics.direction import DIRECTIONS, Direction, checked_direction
 from treadle.runtime.files import as_path
 from treadle.step.loading import model_values
 from treadle.step.train_step import TrainStep
@@ -32,7 +33,6 @@ from treadle.train.folder import (
 )
 from treadle.train.manifest import (
     MANIFEST,
-    MODES,
     DamagedError,
     Manifest,
     Ranking,
@@ -129,9 +129,9 @@ class Read(NamedTuple):
 class CheckpointManager:
     """Writes checkpoints of a step to a folder, keeps the last and the best, finds one to go on.
 
-    `keep_last` of them stay (None: all), and beside them the `keep_best` best by `metric`, where
-    `mode` says whether small or large is good. Both are written with the checkpoints: a manager
-    that is not told goes by what the folder says, or by "loss" and "min" where it says nothing.
+    `keep_last` of them stay (None: all), and beside them the `keep_best` best by `metric`. `mode`
+    is "min" or "max"; known metrics such as "val/loss" and "val/accuracy" need none. Both are
+    written with the checkpoints: a manager without them takes those of the folder, else "loss".
     `compress=True` writes gzip files, which takes longer. One process writes to a folder: it is
     locked until `close`, or the end of the process. `read_only=True` reads beside a writer.
     """
@@ -143,7 +143,7 @@ class CheckpointManager:
         keep_last: int | None = 3,
         keep_best: int = 1,
         metric: str | None = None,
-        mode: Literal["min", "max"] | None = None,
+        mode: Direction | None = None,
         compress: bool = False,
         read_only: bool = False,
     ):
@@ -152,7 +152,7 @@ class CheckpointManager:
             raise ArgumentError("CheckpointManager", cause, 'One name: "val/loss".')
         if keep_last is not None and keep_last < 1:
             raise ArgumentError("CheckpointManager", f"keep_last = {keep_last}", "At least 1.")
-        if keep_best < 0 or mode not in (None, *MODES):
+        if keep_best < 0 or mode not in (None, *DIRECTIONS):
             cause = f"keep_best = {keep_best}, mode = {mode!r}"
             raise ArgumentError("CheckpointManager", cause, 'Not negative; "min" or "max".')
         self.folder = as_path("CheckpointManager", folder)
@@ -164,6 +164,12 @@ class CheckpointManager:
         # Of ranks that train together the first writes; one that trains alone locks when it does.
         waits = read_only or launched_rank() > 0
         self._lock: FolderLock | None = None if waits else self._locked()
+        if not read_only and keep_best:
+            try:
+                self._ranking()
+            except ArgumentError:
+                self.close()
+                raise
 
     def _locked(self) -> FolderLock:
         try:
@@ -194,12 +200,13 @@ class CheckpointManager:
         self._default = metric
 
     def _ranking(self) -> Ranking:
-        """As the user says, else as the last checkpoint says."""
+        """As the user says, else as the last checkpoint says, else as the metric's name says."""
         there = self._stored_ranking()
         is_chosen = there is not None and there.metric != "loss"  # which is what nobody chose
         metric = self._metric or (there.metric if there and is_chosen else self._default)
         is_same = there is not None and there.metric == metric
-        return Ranking(metric, self._mode or (there.mode if there and is_same else MODES[0]))
+        mode = self._mode or (there.mode if there and is_same else None)
+        return Ranking(metric, checked_direction("CheckpointManager", metric, mode))
 
     def _stored_ranking(self) -> Ranking | None:
         for path in reversed(self._numbers().values()):

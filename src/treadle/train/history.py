@@ -7,11 +7,12 @@ import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from treadle.base.errors import ArgumentError
+from treadle.metrics.direction import Direction, checked_direction
 from treadle.train.curves import Plot
 from treadle.train.log_files import LogFile
 from treadle.train.loggers import STEP, csv_text, json_number
@@ -107,14 +108,16 @@ class History:
         column = self._column(name)
         return Point(self._steps[column.rows[-1]], column.values[-1])
 
-    def best(self, name: str, mode: Literal["min", "max"] = "min") -> Point:
-        """The smallest or largest value of a column; of equals the first."""
-        if mode not in ("min", "max"):
-            raise ArgumentError("History", f"mode = {mode!r}", 'Use "min" or "max".')
+    def best(self, name: str, mode: Direction | None = None) -> Point:
+        """The best value of a column; of equals the first.
+
+        `mode` is "min" or "max". Names such as "val/loss" and "val/accuracy" need none.
+        """
         steps, values = self.series(name)
+        direction = checked_direction("History", name, mode)
         if np.isnan(values).all():
             raise ArgumentError("History", f"{name} is never a number", "Look at its series.")
-        place = int(np.nanargmin(values) if mode == "min" else np.nanargmax(values))
+        place = int(np.nanargmin(values) if direction == "min" else np.nanargmax(values))
         return Point(int(steps[place]), float(values[place]))
 
     def rows(self, start: int = 0) -> Iterator[dict[str, float]]:

@@ -18,6 +18,7 @@ import numpy as np
 from treadle.base.errors import ArgumentError, CheckpointError
 from treadle.ir.graph import Graph
 from treadle.ir.text import to_text
+from treadle.metrics.direction import DIRECTIONS
 from treadle.step.train_step import TrainStep
 from treadle.train.folder import Digest, digest_of
 
@@ -25,7 +26,6 @@ MANIFEST = "manifest.json"
 KIND, SCHEMA = "treadle checkpoint", 1
 CHUNKED = 2  # the schema of checkpoints that several ranks wrote
 KNOWN = (SCHEMA, CHUNKED)
-MODES = ("min", "max")  # whether small or large is good
 _CALLED = re.compile(r'(= call\([^"]*)name="(?:[^"\\]|\\.)*"')  # in the text of a graph
 
 
@@ -56,7 +56,7 @@ class Ranking:
     """What the best checkpoint is by."""
 
     metric: str
-    mode: str  # one of MODES
+    mode: str  # one of DIRECTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ def _count(given: object) -> int:
 def _ranking(given: object) -> Ranking | None:
     if given is None:
         return None
-    if not isinstance(given, dict) or given.get("mode") not in MODES:
+    if not isinstance(given, dict) or given.get("mode") not in DIRECTIONS:
         raise DamagedError(f"{MANIFEST} has the ranking {given!r}")
     return Ranking(str(given.get("metric")), given["mode"])
 

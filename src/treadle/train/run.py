@@ -8,6 +8,7 @@ from typing import Any
 from treadle.base.errors import ArgumentError
 from treadle.base.trees import Tree
 from treadle.data.loaders import Loader
+from treadle.metrics.direction import Direction, direction_of
 from treadle.step.programs import Watched
 from treadle.step.train_step import TrainStep
 from treadle.train.history import History
@@ -28,7 +29,12 @@ class Run:
     are called for each batch; `run.is_updated` tells the one that completed it.
     """
 
-    def __init__(self, step: TrainStep | Trained, loggers: Loggers):
+    def __init__(
+        self,
+        step: TrainStep | Trained,
+        loggers: Loggers,
+        directions: Mapping[str, Direction] | None = None,
+    ):
         self.trained = step if isinstance(step, Trained) else Trained(step)
         self.step = self.trained.main
         self.history = History()
@@ -46,6 +52,11 @@ class Run:
         self.wants_checkpoint = False
         self.watched = NOTHING
         self._loggers = loggers
+        self._directions = dict(directions or {})  # of the trainer's metrics
+
+    def direction_of(self, name: str) -> Direction | None:
+        """ "min" or "max", by the trainer's metric of this name, or as such names mean."""
+        return self._directions.get(name.rpartition("/")[2]) or direction_of(name)
 
     @property
     def logged(self) -> int:

@@ -10,23 +10,27 @@ import numpy as np
 
 from treadle import optim
 from treadle.base.errors import ArgumentError
+from treadle.metrics.direction import DIRECTIONS, checked_direction
 from treadle.train.callback import Callback
 from treadle.train.run import Run
 
-Metrics = str | Sequence[str] | Mapping[str, str]
+Metrics = str | Sequence[str] | Mapping[str, str | None]
 
 
 class Improvement:
     """The best values so far of some numbers, and for how many looks none was better."""
 
-    def __init__(self, operation: str, metrics: Metrics, mode: str, min_delta: float):
+    def __init__(self, operation: str, metrics: Metrics, mode: str | None, min_delta: float):
         self.operation, self.min_delta = operation, min_delta
         names = [metrics] if isinstance(metrics, str) else metrics
-        self.modes = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names, mode)
-        wrong = [f"{n}: {m!r}" for n, m in self.modes.items() if m not in ("min", "max")]
-        if wrong or not self.modes:
-            cause = f"modes are {', '.join(wrong)}" if wrong else "there are no metrics"
+        self._given = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names, mode)
+        if not self._given:
+            raise ArgumentError(operation, "there are no metrics", 'For instance "val/loss".')
+        wrong = [f"{n}: {m!r}" for n, m in self._given.items() if m not in (None, *DIRECTIONS)]
+        if wrong:
+            cause = f"modes are {', '.join(wrong)}"
             raise ArgumentError(operation, cause, 'A mode is "min" or "max".')
+        self.modes: dict[str, str | None] = dict(self._given)  # all of them known after `check`
         if min_delta < 0:
             raise ArgumentError(operation, f"min_delta = {min_delta}", "Not negative.")
         self.clear()
@@ -36,7 +40,11 @@ class Improvement:
         self.waited = 0
 
     def check(self, run: Run) -> None:
-        """Before training: numbers of a validation need one."""
+        """Before training: numbers of a validation need one, and every number a direction."""
+        self.modes = {
+            n: checked_direction(self.operation, n, m or run.direction_of(n))
+            for n, m in self._given.items()
+        }
         names = [n for n in self.modes if n.startswith("val/")]
         if names and not run.validates:
             raise ArgumentError(
@@ -85,7 +93,7 @@ class Improvement:
 class Watcher(Callback):
     """Looks at numbers after each validation, or after each epoch where there is none."""
 
-    def __init__(self, metrics: Metrics, mode: str, min_delta: float, patience: int):
+    def __init__(self, metrics: Metrics, mode: str | None, min_delta: float, patience: int):
         operation = type(self).__name__
         if patience < 1:
             raise ArgumentError(operation, f"patience = {patience}", "At least 1.")
@@ -117,14 +125,16 @@ class Watcher(Callback):
 class EarlyStopping(Watcher):
     """Stops when a metric did not improve for `patience` validations in a row.
 
-    Several metrics are a dict of their modes, `{"val/loss": "min", "val/f1": "max"}`: it stops when
-    none of them improved. `restore_best=True` loads the parameters of the best in the end.
+    A known metric has a direction: "val/loss" should fall, "val/accuracy" rise. For any other name
+    `mode` is "min" or "max". Several metrics are a list, or a dict of their modes, `{"val/loss":
+    "min", "val/gap": "max"}`: it stops when none of them improved. `restore_best=True` loads the
+    parameters of the best in the end.
     """
 
     def __init__(
         self,
         metrics: Metrics = "val/loss",
-        mode: str = "min",
+        mode: str | None = None,
         patience: int = 3,
         min_delta: float = 0.0,
         restore_best: bool = False,
@@ -161,14 +171,15 @@ class EarlyStopping(Watcher):
 class ReduceOnPlateau(Callback):
     """Multiplies the learning rate when a metric has not improved for `patience` validations.
 
-    The rules and the other options are those of `optim.ReduceOnPlateau`. `step` is the name of the
-    one whose rate it is, where there are several; else the first.
+    The rules and the other options are those of `optim.ReduceOnPlateau`, and `mode` is that of
+    `EarlyStopping`. `step` is the name of the one whose rate it is, where there are several; else
+    the first.
     """
 
     def __init__(
         self,
         metric: str = "val/loss",
-        mode: str = "min",
+        mode: str | None = None,
         factor: float = 0.1,
         patience: int = 2,
         step: str | None = None,
@@ -176,13 +187,16 @@ class ReduceOnPlateau(Callback):
     ):
         self._step = step
         self._metric = Improvement("ReduceOnPlateau", metric, mode, 0.0)
-        self._options = {"mode": mode, "factor": factor, "patience": patience, **options}
+        self._options = {"factor": factor, "patience": patience, **options}
         self._plateau: optim.ReduceOnPlateau | None = None
         optim.ReduceOnPlateau(_Nothing(), **self._options)  # what is wrong is an error here
 
     def on_fit_start(self, run: Run) -> None:
         self._metric.check(run)
-        self._plateau = optim.ReduceOnPlateau(run.named_step(self._step), **self._options)
+        (mode,) = self._metric.modes.values()
+        assert mode is not None  # `check` has found it
+        step = run.named_step(self._step)
+        self._plateau = optim.ReduceOnPlateau(step, mode=mode, **self._options)
 
     def on_eval_end(self, run: Run) -> None:
         assert self._plateau is not None

@@ -11,7 +11,7 @@ from typing import Any
 
 from treadle.base.errors import ArgumentError, CheckpointWarning, NotFiniteError
 from treadle.base.trees import Tree
-from treadle.data.loaders import IterableLoader, Loader, State, as_loader
+from treadle.data.loaders import IterableLoader, Loader, Rewindable, State, as_loader
 from treadle.metrics.metric import Group
 from treadle.train.callback import Callback, Callbacks
 from treadle.train.checkpoint import CheckpointManager
@@ -33,7 +33,7 @@ class Trainer:
 
     Several steps are a dict, and `training_step(steps, batch)` says how they are called; it returns
     what they gave, by name, with numbers of its own. The first of them validates.
-    It is one run: a second `fit` goes on counting where the first one stopped. `metrics` is the
+    It is one run: a second `fit` goes on where the first one stopped. `metrics` is the
     `metrics.Group` that the loss captures; `progress` is "auto" (a bar on a terminal, else lines),
     "bar", "lines" or "off"; loggers get every `log_every`-th step.
     """
@@ -60,8 +60,9 @@ class Trainer:
         self._loggers = Loggers(loggers if world.writes else ())
         self._progress = progress if world.writes else "off"
         self._group, self._stop_on_nan, self._log_every = metrics, stop_on_nan, log_every
+        self._directions = {} if metrics is None else metrics.directions
         self._predictor = Predictor(self.step)
-        self._run = Run(self._trained, self._loggers)
+        self._run = Run(self._trained, self._loggers, self._directions)
         self._folder: Path | None = None  # that this run has written to
         self._data: tuple[object, Loader] | None = None  # what was trained on last
         self._position: State | None = None  # and how far
@@ -87,9 +88,10 @@ class Trainer:
     ) -> History:
         """Train for some epochs (passes over the data), or steps (updates), whichever ends first.
 
-        Validation and checkpoints come at the end of each epoch, or every so many steps, and at the
-        end. `checkpoint` is a folder or a manager. `resume="auto"` goes on from its last checkpoint
-        if there is one; epochs and steps then count from the beginning of that run.
+        Both are totals of the run: they count from its beginning, in a second `fit` and after
+        `resume`, too. Validation and checkpoints come at the end of each epoch, or every so many
+        steps, and at the end. `checkpoint` is a folder or a manager. `resume="auto"` goes on from
+        its last checkpoint if there is one.
         `fast_dev_run` tries everything on one batch (or so many) and leaves the step as it was;
         `overfit_batches` trains and validates on the first few batches only.
         """
@@ -146,6 +148,8 @@ class Trainer:
         self, plan: Plan, checkpoint: str | Path | CheckpointManager | None, resume: Any
     ) -> History:
         run, folder = self._run, None
+        if resume is None:
+            _check_left(plan, run)
         run.loader, run.validates = plan.loader, plan.validation is not None
         run.stop_reason = run.history.stopped = None
         metric = "loss" if plan.validation is None else "val/loss"
@@ -155,8 +159,6 @@ class Trainer:
             with Interrupts(terminate=folder is not None) as interrupts:
                 self._callbacks.call("on_fit_start", run)
                 note = self._begin(plan, folder, resume)
-                if resume is None:
-                    plan = _counted_on(plan, run)
                 display = make_display(self._progress)
                 loop = Loop(
                     run,
@@ -176,6 +178,9 @@ class Trainer:
         finally:
             if folder is not None:
                 folder.close()
+            for loader in (plan.loader, plan.validation):
+                if isinstance(loader, Rewindable):
+                    loader.begin_again()  # whoever iterates over it next gets a whole pass
         return run.history
 
     def _begin(self, plan: Plan, folder: RunFolder | None, resume: Any) -> str:
@@ -192,6 +197,7 @@ class Trainer:
         if found is None:
             self._loggers.resume(0)
             return ""
+        self._position = plan.loader.state_dict()
         self._loggers.resume(run.steps, folder.logged)
         self._callbacks.call("on_load", run)
         return f"resumed at step {run.steps} from {found.path}"
@@ -222,7 +228,7 @@ class Trainer:
     ) -> History:
         """Everything once, without a trace: no loggers, no checkpoints, the step as it was."""
         before = self._trained.state()
-        run = Run(self._trained, Loggers())
+        run = Run(self._trained, Loggers(), self._directions)
         run.validates = validation is not None
         loader = IterableLoader(first_batches(as_loader(data), batches))
         held_out = None if validation is None else as_loader(validation)
@@ -291,11 +297,17 @@ def first_batches(loader: Loader, count: int) -> list[Tree]:
     return found
 
 
-def _counted_on(plan: Plan, run: Run) -> Plan:
-    """Epochs and steps from here on, as those of the whole run."""
-    epochs = None if plan.epochs is None else plan.epochs + run.epoch
-    steps = None if plan.steps is None else plan.steps + run.steps
-    return plan._replace(epochs=epochs, steps=steps)
+def _check_left(plan: Plan, run: Run) -> None:
+    """A fit that would do nothing is an error, unless it resumes."""
+    counts = (("epochs", plan.epochs, run.epoch), ("steps", plan.steps, run.steps))
+    for name, wanted, done in counts:
+        if wanted is not None and done >= wanted:
+            raise ArgumentError(
+                "fit",
+                f"{name}={wanted}, and this run has had {done} {name}",
+                f"{name} counts from the beginning of the run: pass {name}={done + wanted} for "
+                f"{wanted} more, or make a new Trainer.",
+            )
 
 
 def _keep(loop: Loop, error: BaseException) -> bool:
