@@ -34,6 +34,29 @@ def test_lengths_are_as_packed_sequences(name: str, ways: bool) -> None:
         np.testing.assert_allclose(a.numpy(), b.detach().numpy(), atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("wrong", [9, -1])
+def test_lengths_are_at_most_the_steps(name: str, wrong: int) -> None:
+    """Known ones when the layer is called, those of a batch when the program runs."""
+    layer = getattr(nn, name)(3, 2, batch_first=True)
+    x, lengths = rng.standard_normal((2, 4, 3)).astype(np.float32), np.array([2, wrong])
+    values = layer.init(0)
+    refused(
+        lambda: layer.apply(values, x, lengths=lengths), td.IndexRangeError, name, f"[1] is {wrong}"
+    )
+
+    def loss(model, batch):
+        return (model(batch["x"], lengths=batch["lengths"])[0] ** 2).mean()
+
+    good = {"x": x, "lengths": np.array([4, 0], np.int32)}
+    step = td.compile_step(layer, loss, td.optim.sgd(0.1), good, device="cpu")
+    step(good)
+    before = step.params
+    with pytest.raises(td.IndexRangeError, match=rf"lengths\[1\] is {wrong}.* from 0 to 4"):
+        step({"x": x, "lengths": lengths.astype(np.int32)})
+    assert all(np.array_equal(before[n], a) for n, a in step.params.items())
+
+
 def test_gradients_stop_at_the_lengths() -> None:
     layer = nn.GRU(2, 3)
     values = layer.init(0)

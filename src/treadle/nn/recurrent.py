@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from treadle.base.errors import ShapeError
+import numpy as np
+
+from treadle.base.errors import IndexRangeError, ShapeError
 from treadle.base.numbers import check_choice, check_whole
 from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.control import scan
 from treadle.frontend.functions import linear
 from treadle.frontend.functions.activations import relu, sigmoid
 from treadle.frontend.functions.arithmetic import tanh, where
+from treadle.frontend.functions.indexing import take
 from treadle.frontend.functions.shaping import (
     chunk,
     concat,
@@ -125,7 +128,10 @@ class _Recurrent(Module):
                 f"lengths are {given.type} for {n} sequences",
                 "Give one integer for each, from 0 to T.",
             )
-        return unsqueeze(iota((t, n), 0, given.dtype) < given, -1)
+        _check_lengths(type(self).__name__, given, t)
+        # An index, so that lengths of a batch are compared with 0 … T when the program runs.
+        ends = take(iota((t + 1,), 0), given, 0)
+        return unsqueeze(iota((t, n), 0) < ends, -1)
 
     def _one_way(
         self, sequence: Tensor, start: Carry, suffix: str, reverse: bool, valid: Tensor | None
@@ -155,6 +161,19 @@ class _Recurrent(Module):
         if valid is None:
             return scan(body, first, projected, reverse=reverse)
         return scan(masked, first, (projected, valid), reverse=reverse)
+
+
+def _check_lengths(name: str, lengths: Tensor, steps: int) -> None:
+    """Lengths that are known already are from 0 to T."""
+    if not isinstance(lengths.handle, np.ndarray):
+        return
+    wrong = np.flatnonzero((lengths.handle < 0) | (lengths.handle > steps))
+    if wrong.size:
+        raise IndexRangeError(
+            name,
+            f"lengths[{wrong[0]}] is {lengths.handle[wrong[0]]}, and sequences have {steps} steps",
+            f"Pass lengths from 0 to {steps}.",
+        )
 
 
 def _suffix(layer: int, way: int) -> str:
