@@ -9,7 +9,7 @@ import torch
 
 import treadle as td
 from function_rows import AXES, Call, Row, away_from_zero, below, row, whole
-from test_more_functions import SHAPES, normal, positive
+from test_more_functions import SHAPES, chances, normal, positive
 
 rng = np.random.default_rng(41)
 
@@ -19,7 +19,12 @@ def alike(name: str, *cases: tuple[Any, ...]) -> list[Row]:
     folder, _, own = name.rpartition(".")
     ours = getattr(getattr(td, folder) if folder else td, own)
     theirs = getattr(getattr(torch, folder) if folder else torch, own)
-    return [calls(name, ours, theirs, *case) for case in cases]
+    return [calls(public(name), ours, theirs, *case) for case in cases]
+
+
+def public(name: str) -> str:
+    """The names of torch.special are those of `td` itself."""
+    return name.removeprefix("special.")
 
 
 def calls(name: str, ours: Call, theirs: Call, *case: Any) -> Row:
@@ -63,6 +68,12 @@ def dims(names: str, draw: Call) -> list[Row]:
 ELEMENTWISE = [
     *two("fmax", normal, normal), *two("fmin", normal, normal),
     *two("fmod", normal, away_from_zero), *two("copysign", away_from_zero, normal),
+    *(r for n in ("erfc", "special.ndtr", "special.log_ndtr") for r in alike(n, *((normal(*s) * 3,) for s in SHAPES))),
+    *alike("erfinv", *((chances(*s),) for s in SHAPES)),
+    *alike("logit", *((rng.uniform(0.05, 0.95, s).astype(np.float32).astype(np.float64),) for s in SHAPES), (chances(5, 3), {"eps": 0.2})),
+    *alike("special.entr", *((positive(*s),) for s in SHAPES)),
+    *two("xlogy", normal, positive),
+    *(row("polygamma", lambda x, n=n: td.polygamma(n, x), lambda x, n=n: torch.polygamma(n, x), positive(*s)) for s, n in zip(SHAPES, (0, 1, 2, 3, 1))),
     *alike("signbit", *((normal(*s),) for s in SHAPES)),
 ]  # fmt: skip
 

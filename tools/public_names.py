@@ -12,9 +12,10 @@ from typing import Any
 
 import treadle as td
 
-# Folders with pages of their own; `tables` fills the rule tables and offers nothing.
+# Folders with pages of their own; `tables` fills the rule tables and offers nothing, and `special`
+# has functions of `td` by other names.
 FOLDERS = ("nn", "losses", "metrics", "optim", "data", "models", "callbacks", "loggers")
-WITHOUT_NAMES = ("tables",)
+WITHOUT_NAMES = ("tables", "special")
 
 
 @cache

@@ -261,6 +261,7 @@ TITLES = {
     "associative": "Control flow and recomputation",
     "transforms": "Differentiation and batching", "vmap": "Differentiation and batching",
     "arithmetic": "Elementwise", "elementary": "Elementwise", "gamma": "Elementwise",
+    "special": "Elementwise",
     "activations": "Activations and normalisation",
     "linear": "Matmul, convolution, attention",
     "images": "Images and signals", "pooling": "Images and signals",

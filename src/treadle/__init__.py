@@ -62,6 +62,7 @@ from treadle.distributed.config import DataParallel as DataParallel
 from treadle.domains.anomaly import Anomaly as Anomaly
 from treadle.domains.anomaly import AnomalyError as AnomalyError
 from treadle.frontend import random as random
+from treadle.frontend import special as special
 from treadle.frontend.branches import cond as cond
 from treadle.frontend.branches import while_loop as while_loop
 from treadle.frontend.coerce import tensor as tensor
@@ -183,6 +184,7 @@ from treadle.frontend.functions.elementary import tan as tan
 from treadle.frontend.functions.elementary import trunc as trunc
 from treadle.frontend.functions.gamma import digamma as digamma
 from treadle.frontend.functions.gamma import lgamma as lgamma
+from treadle.frontend.functions.gamma import polygamma as polygamma
 from treadle.frontend.functions.grids import affine_grid as affine_grid
 from treadle.frontend.functions.grids import grid_sample as grid_sample
 from treadle.frontend.functions.images import channel_shuffle as channel_shuffle
@@ -286,6 +288,13 @@ from treadle.frontend.functions.shaping import triu as triu
 from treadle.frontend.functions.shaping import unsqueeze as unsqueeze
 from treadle.frontend.functions.shaping import zeros as zeros
 from treadle.frontend.functions.shaping import zeros_like as zeros_like
+from treadle.frontend.functions.special import entr as entr
+from treadle.frontend.functions.special import erfc as erfc
+from treadle.frontend.functions.special import erfinv as erfinv
+from treadle.frontend.functions.special import log_ndtr as log_ndtr
+from treadle.frontend.functions.special import logit as logit
+from treadle.frontend.functions.special import ndtr as ndtr
+from treadle.frontend.functions.special import xlogy as xlogy
 from treadle.frontend.functions.statistics import diff as diff
 from treadle.frontend.functions.statistics import median as median
 from treadle.frontend.functions.statistics import quantile as quantile

@@ -88,7 +88,6 @@ TREADLE = {
     "allclose": "It is td.all(td.abs(x - y) <= atol + rtol * td.abs(y)), or NumPy's of results.",
     "tril_indices": "They are constants: np.tril_indices.",
     "triu_indices": "They are constants: np.triu_indices.",
-    "erfc": "It is 1 - td.erf(x).",
     "exp2": "It is td.exp(x * math.log(2)).",
     "softmin": "It is td.softmax(-x, axis).",
     "inner": "It is td.einsum, or @.",

@@ -21,6 +21,7 @@ from treadle.frontend.functions import (
     segments,
     sequences,
     shaping,
+    special,
     statistics,
 )
 from treadle.frontend.functions import arithmetic as a
@@ -86,6 +87,7 @@ _ALSO: dict[Any, str] = {
     moments: "nansum nanmean count_nonzero cov corrcoef",
     arranging: "rot90 tensor_split",
     gamma: "lgamma digamma",
+    special: "erfc erfinv logit xlogy",
     activations: "relu sigmoid softmax log_softmax",
     reductions: "std logsumexp norm any all cumsum sort argsort topk",
     sequences: "cumprod cummax cummin logcumsumexp diag diagonal kron outer repeat_interleave",
@@ -184,6 +186,11 @@ def _type_as(self: Operand, other: Operand) -> Tensor:
     return a.cast(self, as_tensor(other).dtype)
 
 
+def _polygamma(self: Operand, n: int) -> Tensor:
+    """`polygamma` with PyTorch's order of arguments."""
+    return gamma.polygamma(n, self)
+
+
 def _where(self: Operand, condition: Operand, other: Operand) -> Tensor:
     """x where the condition holds, otherwise the other."""
     return a.where(condition, self, other)
@@ -211,6 +218,7 @@ _MORE: dict[str, Callable[..., Any]] = {
     "unflatten": _unflatten,
     "tile": _tile,
     "where": _where,
+    "polygamma": _polygamma,
     "expand_as": _expand_as,
     "view_as": _view_as,
     "type_as": _type_as,
