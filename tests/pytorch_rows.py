@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 import treadle as td
-from function_rows import AXES, Call, Row, away_from_zero, below, row, whole
-from test_more_functions import SHAPES, chances, normal, positive
+from function_rows import AXES, Call, Row, away_from_zero, below, flags, near_one, row, whole
+from test_more_functions import SHAPES, chances, distinct, normal, positive
 
 rng = np.random.default_rng(41)
 
@@ -126,4 +126,64 @@ MATRICES = [
     ),
 ]  # fmt: skip
 
-ROWS: list[Row] = [*ELEMENTWISE, *REDUCTIONS, *SHAPING, *MATRICES]
+
+def apart(n: int, *shape: int) -> np.ndarray:
+    """Distinct indices below n."""
+    return rng.permutation(n)[: int(np.prod(shape))].reshape(shape).astype(np.int32)
+
+
+def reduced(reduce: str, **given: Any) -> list[Row]:
+    """Of several sizes: indices in a smaller part of x and src, and of places that no index has."""
+    sizes = [((7,), (5,), (5,), 0), ((5, 3), (5, 4), (5, 4), 1), ((9, 3), (17, 2), (17, 2), 0), ((2, 9, 4), (2, 3, 4), (2, 3, 4), 1), ((1, 2), (1, 1), (1, 1), 1)]  # fmt: skip
+    return [
+        row(
+            "scatter_reduce",
+            lambda x, i, u, a=a: td.scatter_reduce(x, a, i, u, reduce, **given),
+            lambda x, i, u, a=a: x.scatter_reduce(a, i.long(), u, reduce, **given),
+            distinct(*s) if reduce != "prod" else near_one(*s),
+            below(s[a], *n),
+            distinct(*m) + 0.11 if reduce != "prod" else near_one(*m),
+        )
+        for s, n, m, a in sizes
+    ]
+
+
+def along_index(name: str, *cases: Any) -> list[Row]:
+    return [
+        row(
+            name,
+            lambda x, i, *u, a=a: getattr(td, name)(x, a, i, *(u or (1.5,))),
+            lambda x, i, *u, a=a: getattr(x, name)(a, i.long(), *(u or (1.5,))),
+            *arrays,
+        )
+        for a, *arrays in cases
+    ]
+
+
+SCATTERING = [
+    *(r for kind in ("sum", "mean", "prod", "amax", "amin") for r in reduced(kind)),
+    *(r for kind in ("sum", "mean", "prod", "amax", "amin") for r in reduced(kind, include_self=False)),
+    *along_index("index_add", (0, normal(7), below(7, 5), normal(5)), (1, normal(5, 3), below(3, 4), normal(5, 4)), (0, normal(17, 3), below(17, 9), normal(9, 3)), (-1, normal(2, 3, 4), below(4, 2), normal(2, 3, 2)), (0, normal(4, 2), below(4, 1), normal(1, 2))),
+    row("index_add", lambda x, i, u: td.index_add(x, 0, i, u, alpha=2.5), lambda x, i, u: x.index_add(0, i.long(), u, alpha=2.5), normal(7), below(7, 5), normal(5)),
+    *along_index("index_copy", (0, normal(7), apart(7, 5), normal(5)), (1, normal(5, 3), apart(3, 2), normal(5, 2)), (0, normal(17, 3), apart(17, 9), normal(9, 3)), (-1, normal(2, 3, 4), apart(4, 4), normal(2, 3, 4)), (0, normal(4, 2), apart(4, 1), normal(1, 2))),
+    *along_index("index_fill", (0, normal(7), below(7, 5)), (1, normal(5, 3), below(3, 4)), (0, normal(17, 3), below(17, 9)), (-1, normal(2, 3, 4), below(4, 2)), (1, normal(4, 2), below(2, 0))),
+    row("index_fill", lambda x, i, v: td.index_fill(x, 0, i, v), lambda x, i, v: x.index_fill(0, i.long(), v), normal(5, 2), below(5, 3), normal(1)[0]),
+    *(
+        row("index_put", lambda x, i, j, v, o=o: td.index_put(x, (i, j), v, **o), lambda x, i, j, v, o=o: x.index_put((i.long(), j.long()), v, **o), normal(*s), i, j, normal(*v))
+        for s, i, j, v, o in [
+            ((5, 3), apart(5, 4), below(3, 4), (4,), {}),
+            ((5, 3), below(5, 9), below(3, 9), (9,), {"accumulate": True}),
+            ((4, 6, 2), apart(4, 3, 1), apart(6, 4), (2,), {}),
+            ((4, 6, 2), below(4, 3, 1), below(6, 4) - 6, (3, 4, 2), {"accumulate": True}),
+            ((3, 3), below(3, 0), below(3, 0), (1,), {}),
+        ]
+    ),
+    row("index_put", lambda x, m: td.index_put(x, (m,), td.tensor(2.0)), lambda x, m: x.index_put((m,), torch.tensor(2.0, dtype=torch.float64)), normal(5, 3), flags(5)),
+    row("index_put", lambda x, v, m: td.index_put(x, (m,), v), lambda x, v, m: x.index_put((m,), v), normal(4, 2), normal(3, 2), np.array([True, False, True, True])),
+    *(
+        row("masked_scatter", td.masked_scatter, lambda x, m, u: x.masked_scatter(m, u), normal(*s), flags(*m), normal(*u))
+        for s, m, u in [((7,), (7,), (7,)), ((5, 3), (5, 3), (4, 4)), ((2, 17), (17,), (34,)), ((3, 1, 2), (3, 1, 2), (9,)), ((4, 4), (4, 1), (17,))]
+    ),
+]  # fmt: skip
+
+ROWS: list[Row] = [*ELEMENTWISE, *REDUCTIONS, *SHAPING, *MATRICES, *SCATTERING]

@@ -11,6 +11,7 @@ import torch
 import treadle as td
 from function_rows import Row, problem
 from pytorch_rows import ROWS
+from refusals import refused
 from sizes import check, check_exactly
 
 NAMES = sorted({r.name for r in ROWS})
@@ -115,3 +116,68 @@ GROUPS = 8  # programs that all rows are in
 def test_natively(group: int) -> None:
     """Rows of several functions in one program: values alone, and with their gradients."""
     natively(NAMES[group::GROUPS])
+
+
+# What is written
+
+
+def test_the_last_of_several_written_to_one_place_stays() -> None:
+    """As PyTorch's on one thread; each program has the same result each time."""
+    x, new, index = np.zeros((3, 2)), np.arange(10.0).reshape(5, 2) - 3, np.array([1, 0, 1, 1, 0])
+    expected = np.array([[5.0, 6.0], [3.0, 4.0], [0.0, 0.0]])
+    place = td.tensor(index)
+    for found in (
+        td.index_copy(x, 0, place, new),
+        td.index_put(x, (place,), new),
+        td.compile(lambda *a: td.index_put(a[0], (a[1],), a[2]), x, index, new)(x, index, new),
+    ):
+        np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+@pytest.mark.parametrize("reduce", ["amax", "amin"])
+def test_ties_share_the_gradient_and_nan_stays(reduce: str) -> None:
+    x, index = np.array([2.0, 1.0, np.nan, 5.0]), np.array([0, 0, 1, 1, 1, 2, 3, 3])
+    src = np.array([2.0, 2.0, 1.0, 3.0, 3.0, 0.0, np.nan, 1.0])
+    ours, theirs = (
+        td.scatter_reduce(x, 0, index, src, reduce).numpy(),
+        torch.tensor(x).scatter_reduce(0, torch.tensor(index), torch.tensor(src), reduce).numpy(),
+    )
+    np.testing.assert_array_equal(ours, theirs)
+    leaves = [torch.tensor(a[:n], requires_grad=True) for a, n in ((x, 2), (src, 5))]
+    total = leaves[0].scatter_reduce(0, torch.tensor(index[:5]), leaves[1], reduce)
+    expected = torch.autograd.grad((total * torch.tensor([3.0, 5.0])).sum(), leaves)
+    call = lambda a, b: (td.scatter_reduce(a, 0, index[:5], b, reduce) * np.array([3.0, 5.0])).sum()  # noqa: E731
+    for mine, other in zip(td.grad(call, (0, 1))(x[:2], src[:5]), expected, strict=True):
+        np.testing.assert_allclose(mine.numpy(), other.numpy())
+
+
+@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
+@pytest.mark.parametrize("include_self", [True, False])
+def test_integers_are_reduced(reduce: str, include_self: bool) -> None:
+    x, index = np.array([[7, -3, 2], [4, 1, 9]], np.int64), np.array([[0, 0, 2, 2], [1, 1, 1, 2]])
+    src = np.array([[2, -5, 3, 8], [1, -6, 4, 2]], np.int64)
+    given = {"reduce": reduce, "include_self": include_self}
+    expected = torch.tensor(x).scatter_reduce(1, torch.tensor(index), torch.tensor(src), **given)
+    found = td.compile(lambda *a: td.scatter_reduce(a[0], 1, *a[1:], **given), x, index, src)
+    np.testing.assert_array_equal(found(x, index, src), expected.numpy())
+
+
+def test_a_larger_src_is_cut_to_the_indices() -> None:
+    x, index, src = np.zeros((3, 4)), np.array([[0, 2], [1, 1]]), np.arange(12.0).reshape(3, 4)
+    expected = torch.tensor(x).scatter_reduce(0, torch.tensor(index), torch.tensor(src), "sum")
+    np.testing.assert_array_equal(td.scatter_reduce(x, 0, index, src, "sum").numpy(), expected)
+
+
+def test_what_cannot_be_written_is_refused() -> None:
+    x, index = np.zeros((3, 4)), np.array([[0, 3]])
+    refused(lambda: td.scatter_reduce(x, 0, index, x, "max"), td.ArgumentError, "scatter_reduce")
+    refused(lambda: td.scatter_reduce(x, 0, index[0], x, "sum"), td.ShapeError, "scatter_reduce")
+    refused(lambda: td.scatter_reduce(x, 0, index * 1.0, x, "sum"), td.DTypeError, "scatter_reduce")
+    refused(lambda: td.index_copy(x, 0, [0, 1], x), td.ShapeError, "index_copy", "(2, 4)")
+    refused(lambda: td.index_copy(x, 0, [0, 3], x[:2]), td.IndexRangeError, "index_copy", "3")
+    refused(lambda: td.index_fill(x, 0, [0], x), td.ShapeError, "index_fill")
+    refused(lambda: td.index_put(x, ([0], [0], [0]), 1.0), td.ArgumentError, "index_put")
+    refused(lambda: td.index_put(x, ([0, 1],), x), td.ShapeError, "index_put")
+    refused(lambda: td.masked_scatter(x, x, x), td.DTypeError, "masked_scatter", "x > 0")
+    with pytest.raises(td.IndexRangeError, match="outside"):
+        td.scatter_reduce(x, 0, td.tensor(index), x, "sum")

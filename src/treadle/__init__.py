@@ -237,6 +237,12 @@ from treadle.frontend.functions.reductions import std as std
 from treadle.frontend.functions.reductions import sum as sum
 from treadle.frontend.functions.reductions import topk as topk
 from treadle.frontend.functions.reductions import var as var
+from treadle.frontend.functions.scattering import index_add as index_add
+from treadle.frontend.functions.scattering import index_copy as index_copy
+from treadle.frontend.functions.scattering import index_fill as index_fill
+from treadle.frontend.functions.scattering import index_put as index_put
+from treadle.frontend.functions.scattering import masked_scatter as masked_scatter
+from treadle.frontend.functions.scattering import scatter_reduce as scatter_reduce
 from treadle.frontend.functions.segments import bincount as bincount
 from treadle.frontend.functions.segments import nonzero as nonzero
 from treadle.frontend.functions.segments import scatter as scatter

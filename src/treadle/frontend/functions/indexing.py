@@ -273,7 +273,7 @@ def _slice(x: Tensor, axis: int, item: slice) -> Tensor:
 def _advanced(x: Tensor, chosen: Plan) -> Tensor:
     """Integer tensors on one or more axes; they broadcast together, as in NumPy."""
     axes = [axis for axis, _ in chosen]
-    indices = [_wrapped(x, axis, item) for axis, item in chosen]
+    indices = [wrapped(x, axis, item) for axis, item in chosen]
     if len(indices) == 1:
         return bind1(i.GATHER, i.Gather(axes[0]), x, indices[0])
     indices = list(align("index", *indices))
@@ -290,7 +290,7 @@ def _advanced(x: Tensor, chosen: Plan) -> Tensor:
     return bind1(i.GATHER, i.Gather(place), flat, linear)
 
 
-def _wrapped(x: Tensor, axis: int, item: Any) -> Tensor:
+def wrapped(x: Tensor, axis: int, item: Any, name: str = "index") -> Tensor:
     """An index tensor in range: negative entries count from the end."""
     if isinstance(item, Placeholder):
         item = item.tensor()
@@ -299,15 +299,15 @@ def _wrapped(x: Tensor, axis: int, item: Any) -> Tensor:
     )
     if is_bool:
         raise DTypeError(
-            "index",
+            name,
             f"{item!r} is a bool, not a place on an axis",
             "Use td.where(mask, x, 0), or a mask with the sizes of the axes it selects from.",
         )
     if isinstance(item, (str, dict)):
         raise ArgumentError(
-            "index", f"{item!r} is not an index", "Use ints, slices, ..., None or integer tensors."
+            name, f"{item!r} is not an index", "Use ints, slices, ..., None or integer tensors."
         )
-    index = _indices("index", item, x.shape[axis], f"axis {axis} of {x.type}")
+    index = _indices(name, item, x.shape[axis], f"axis {axis} of {x.type}")
     if not isinstance(item, Tensor):
         return index
     # At least int32: 8 bits may hold the entries, but not the size of the axis.

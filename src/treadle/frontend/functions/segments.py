@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.base.shapes import inverse_permutation, size_of
@@ -180,8 +182,24 @@ def segment_min(x: Operand, segments: Operand, count: int) -> Tensor:
 
 def _segment_extreme(name: str, x: Operand, segments: Operand, count: int, is_max: bool) -> Tensor:
     value, index, n = _segments(name, x, segments, count)
+
+    def better(earlier: Tensor, found: Tensor, takes: Tensor) -> Tensor:
+        is_better = lt(found, earlier) if is_max else lt(earlier, found)
+        return where(logical_and(takes, is_better), earlier, found)
+
+    return segments_folded(value, index, n, better, extreme(value.dtype, not is_max))
+
+
+def segments_folded(
+    value: Tensor, index: Tensor, n: int, fold: Callable[..., Tensor], empty: float
+) -> Tensor:
+    """Each segment's entries folded: (m, …), segments (m,) → (n, …).
+
+    Entries are sorted by segment, then spans of 1, 2, 4, … are folded. `fold(earlier, found,
+    takes)` is `found`, with the earlier entries where `takes`.
+    """
     if not value.shape[0]:
-        return full((n, *value.shape[1:]), extreme(value.dtype, not is_max), value.dtype)
+        return full((n, *value.shape[1:]), empty, value.dtype)
     order = argsort(index, 0)
     own, found = take(index, order), take(value, order, 0)
     span, length = 1, value.shape[0]
@@ -194,16 +212,19 @@ def _segment_extreme(name: str, x: Operand, segments: Operand, count: int, is_ma
             for x in (found, spread)
         )
         is_inside = ge(iota(value.shape, 0, dtypes.int32), span)
-        is_better = lt(found, earlier) if is_max else lt(earlier, found)
-        takes = logical_and(logical_and(is_inside, eq(same, spread)), is_better)
-        found = where(takes, earlier, found)
+        found = fold(earlier, found, logical_and(is_inside, eq(same, spread)))
         span *= 2
     # How many entries there are up to a segment's last one: 0 where it has none.
-    is_last = concat([ne(own[1:], own[: length - 1]), constant(True, (1,), dtypes.bool_)], 0)
-    counted = where(is_last, iota((length,), 0, dtypes.int32) + 1, 0)
+    counted = where(is_last_of_run(own), iota((length,), 0, dtypes.int32) + 1, 0)
     ends = scatter_add(constant(0, (n,), dtypes.int32), own, counted)
     is_empty = reshape(le(ends, 0), (n, *trailing))
-    return where(is_empty, extreme(value.dtype, not is_max), take(found, maximum(ends - 1, 0), 0))
+    return where(is_empty, empty, take(found, maximum(ends - 1, 0), 0))
+
+
+def is_last_of_run(x: Tensor) -> Tensor:
+    """Whether the next element of a sorted vector is another one: (n,) → (n,)."""
+    end = constant(True, (1,), dtypes.bool_)
+    return concat([ne(x[1:], x[: x.shape[0] - 1]), end], 0)
 
 
 def segment_softmax(x: Operand, segments: Operand, count: int) -> Tensor:
