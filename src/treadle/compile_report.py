@@ -238,9 +238,9 @@ class CompileReport:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         start, collects = time.perf_counter(), gc.isenabled()
-        # A compiler makes many objects and next to no cycles: looking for them costs a tenth.
-        gc.disable()
         try:
+            # A compiler makes many objects and next to no cycles: looking for them costs a tenth.
+            gc.disable()
             yield
         finally:
             if collects:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,6 +48,7 @@ from treadle.nn.module import Module, Parameter
 from treadle.nn.tracing import Inputs, TracedModel, as_argument, smaller_inputs, trace_model
 from treadle.optim.append import Mode, UpdatePlan, append_updates
 from treadle.optim.optimizer import Optimizer
+from treadle.optim.returned import named_gradients
 from treadle.precision.float8 import with_float8, with_history
 from treadle.precision.narrow import apply_precision
 from treadle.rules.canonical import canonicalise
@@ -423,29 +424,6 @@ def trace_manual(recipe: StepRecipe, plan: UpdatePlan, inputs: Inputs) -> Graph:
         return named
 
     return trace_model(recipe.model, recipe.loss, inputs, training=True, finish=finish).graph
-
-
-def named_gradients(plan: UpdatePlan, returned: Any) -> Mapping[str, Tensor]:
-    """A user's gradients by parameter name, after checking number, names, shapes and dtypes."""
-    names = list(plan.parameters)
-    if isinstance(returned, Mapping):
-        missing = [n for n in names if n not in returned]
-        unexpected = [n for n in returned if n not in plan.parameters]
-        if missing or unexpected:
-            cause = f"gradients are missing for {missing} and unexpected for {unexpected}"
-            raise GradientError("compile_manual_step", cause, "Return one per trained parameter.")
-        found = {n: as_tensor(returned[n]) for n in names}
-    else:
-        parts = list(returned) if isinstance(returned, (tuple, list)) else [returned]
-        if len(parts) != len(names):
-            cause = f"the backward returns {len(parts)} gradients for {len(names)} parameters"
-            raise GradientError("compile_manual_step", cause, f"In order: {', '.join(names)}.")
-        found = {n: as_tensor(g) for n, g in zip(names, parts, strict=True)}
-    for name, g in found.items():
-        if g.type != plan.parameters[name]:
-            cause = f"the gradient of {name} is {g.type}, the parameter {plan.parameters[name]}"
-            raise GradientError("compile_manual_step", cause, "They must be equal.")
-    return found
 
 
 def build_evaluation(

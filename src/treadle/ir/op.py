@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -84,18 +85,26 @@ Entry = TypeVar("Entry", bound=Callable[..., Any])
 class RuleTable(Generic[Entry]):
     """One column of the op table: an entry for each op, added by decorator.
 
-    Entries of ops with attributes take them as their first argument.
+    Entries of ops with attributes take them as their first argument. A module that is imported
+    anew, because an interrupt ended its first import, replaces its entries.
     """
 
     def __init__(self, name: str):
         self.name = name
         self._entries: dict[Op, Entry] = {}
+        self._givers: dict[Op, dict[str, Any]] = {}  # names of the module that gave each entry
 
     def __call__(self, *ops: Op) -> Callable[[Entry], Entry]:
+        giver = sys._getframe(1).f_globals
+
         def add(entry: Entry) -> Entry:
             for op in ops:
-                assert op not in self._entries, f"{self.name} of {op} is given twice"
-                self._entries[op] = entry
+                before = self._givers.get(op)
+                is_new = before is None or (
+                    before is not giver and before["__name__"] == giver["__name__"]
+                )
+                assert is_new, f"{self.name} of {op} is given twice"
+                self._entries[op], self._givers[op] = entry, giver
             return entry
 
         return add

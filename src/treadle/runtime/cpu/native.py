@@ -1,15 +1,20 @@
-"""LLVM text to machine code in this process, through llvmlite. Imported where it is used."""
+"""LLVM text to machine code in this process, through llvmlite. Imported where it is used.
+
+llvmlite is called aside, so that an interrupt of a compile leaves it whole (`aside.py`).
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from treadle.base.errors import DeviceError
 from treadle.kernel.machine import NATIVE
+from treadle.runtime.cpu.aside import aside, with_next
 from treadle.runtime.cpu.objects import missing_names
 from treadle.runtime.cpu.targets import Processor, Target, named_target, target_of
 
@@ -19,13 +24,19 @@ CODE_MODEL = "large"
 # Addresses as they are: with a table of offsets LLVM's loader takes the first object's for all.
 RELOCATION = "static"
 
+IsWanted = Callable[[], bool]  # whether a call aside is still waited for
+
 
 @functools.cache
 def processor() -> Processor:
     """The one that this process runs on."""
-    llvm = _llvm()
-    features = dict(llvm.get_host_cpu_features())
-    return Processor(llvm.get_default_triple(), llvm.get_host_cpu_name(), features)
+
+    def look(_: IsWanted) -> Processor:
+        llvm = _llvm()
+        features = dict(llvm.get_host_cpu_features())
+        return Processor(llvm.get_default_triple(), llvm.get_host_cpu_name(), features)
+
+    return aside(look)
 
 
 @functools.cache
@@ -39,27 +50,41 @@ def chosen_target(given: str | int) -> Target:
     return target_of(named_target(given), processor())
 
 
+@functools.cache
 def compiler_version() -> str:
     """What object code depends on beside its source and the target."""
     import llvmlite
 
-    llvm = ".".join(map(str, _llvm().llvm_version_info))
+    llvm = ".".join(map(str, aside(lambda _: _llvm().llvm_version_info)))
     return f"llvmlite {llvmlite.__version__}, LLVM {llvm}, {CODE_MODEL} {RELOCATION} code"
 
 
 def compile_object(text: str, target: Target | None = None) -> bytes:
     """Machine code of LLVM text, as an object file; for this processor if nothing else is said."""
-    module = _parsed(text)
-    found: bytes = _machine(target or host()).emit_object(module)
-    return found
+    chosen = target or host()
+
+    def compiled(_: IsWanted) -> bytes:
+        found: bytes = _machine(chosen).emit_object(_parsed(text))
+        return found
+
+    return aside(compiled)
 
 
 def compile_objects(texts: Sequence[str], target: Target, threads: int) -> tuple[bytes, ...]:
     """Machine code of texts that call one another, several compiled at a time."""
-    if len(texts) == 1 or threads == 1:
-        return tuple(compile_object(text, target) for text in texts)
-    with ThreadPoolExecutor(threads) as pool:
-        return tuple(pool.map(lambda text: _emitted(text, target), texts))
+
+    def compiled(is_wanted: IsWanted) -> tuple[bytes, ...]:
+        def one(text: str) -> bytes:
+            if not is_wanted():  # the compile was interrupted
+                return b""
+            return compile_object(text, target) if threads == 1 else _emitted(text, target)
+
+        if len(texts) == 1 or threads == 1:
+            return tuple(map(one, texts))
+        with ThreadPoolExecutor(threads) as pool:
+            return tuple(pool.map(one, texts))
+
+    return aside(compiled)
 
 
 def _emitted(text: str, target: Target) -> bytes:
@@ -87,8 +112,13 @@ def _emitted(text: str, target: Target) -> bytes:
 
 def assembly(text: str, target: Target | None = None) -> str:
     """Machine code of LLVM text, to read."""
-    found: str = _machine(target or host()).emit_assembly(_parsed(text))
-    return found
+    chosen = target or host()
+
+    def compiled(_: IsWanted) -> str:
+        found: str = _machine(chosen).emit_assembly(_parsed(text))
+        return found
+
+    return aside(compiled)
 
 
 def _parsed(text: str) -> Any:
@@ -99,32 +129,60 @@ def _parsed(text: str) -> Any:
     return module
 
 
+# Engines by number. Collected garbage that had one would free it in the thread that collects.
+_engines: dict[int, Any] = {}
+_numbers = itertools.count()
+
+
 class LibraryCall:
     """Compiled functions; the code lives as long as this object."""
 
     def __init__(self, objects: list[bytes]):
-        llvm = _llvm()
-        self._engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(host()))
-        _refuse_missing(objects)  # the first engine makes the process's own functions known
-        for code in objects:
-            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        self._engine.finalize_object()
+        target = host()
+
+        self._number = number = next(_numbers)
+
+        def loaded(is_wanted: IsWanted) -> list[str]:
+            llvm = _llvm()
+            engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(target))
+            missing = _missing(objects)  # the first engine makes the process's own functions known
+            if not missing:
+                for code in objects:
+                    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+                engine.finalize_object()
+            if is_wanted():
+                _engines[number] = engine
+            return missing
+
+        _refuse(aside(loaded))
+
+    def __del__(self) -> None:
+        with_next(functools.partial(_engines.pop, self._number, None))
 
     @classmethod
     def from_text(cls, text: str) -> LibraryCall:
         return cls([compile_object(text)])
 
     def address(self, name: str) -> int:
-        found: int = self._engine.get_function_address(name)
-        if not found:
-            raise LookupError(f"no function {name} in the compiled code")
+        return self.addresses([name])[0]
+
+    def addresses(self, names: Sequence[str]) -> list[int]:
+        """Of functions by name, in order."""
+        engine = _engines[self._number]
+        found = aside(lambda _: [engine.get_function_address(name) for name in names])
+        for name, address in zip(names, found, strict=True):
+            if not address:
+                raise LookupError(f"no function {name} in the compiled code")
         return found
 
 
-def _refuse_missing(objects: list[bytes]) -> None:
-    """What code calls must be there: LLVM would end the process at the first call."""
+def _missing(objects: list[bytes]) -> list[str]:
+    """What code calls and the process has not: LLVM would end it at the first call."""
     find = _llvm().address_of_symbol
-    missing = [name for name in missing_names(objects) if not find(name)]
+    return [name for name in missing_names(objects) if not find(name)]
+
+
+def _refuse(missing: list[str]) -> None:
     if missing:
         raise DeviceError(
             "load",

@@ -99,7 +99,7 @@ class NativeProgram:
 
     def _prepare(self) -> None:
         """The script, with all that it points to."""
-        symbols = [self._library.address(e.symbol) for e in self.plan.entries]
+        symbols = self._library.addresses([e.symbol for e in self.plan.entries])
         words, self._arguments, calls, _ = script_words(self.plan, self._table, symbols)
         self._scratch = aligned(self.plan.scratch * self.threads)
         counters = (2 * calls + 1) * self.threads * LINE
@@ -122,7 +122,7 @@ class NativeProgram:
     def script(self) -> BoundScript:
         """A script of its own memory, whose arguments others bind."""
         table = self._table.copy()
-        symbols = [self._library.address(e.symbol) for e in self.plan.entries]
+        symbols = self._library.addresses([e.symbol for e in self.plan.entries])
         words = script_words(self.plan, table, symbols)
         slots = self._slots_of_arguments()
         uses = {int(s): np.flatnonzero(slots == s) for s in set(slots.tolist())}
@@ -280,10 +280,8 @@ class NativeProgram:
         """
         best = [math.inf] * len(self.plan.entries)
         types = ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 2, ctypes.c_int64
-        functions = [
-            ctypes.CFUNCTYPE(None, *types)(self._library.address(e.symbol))
-            for e in self.plan.entries
-        ]
+        symbols = self._library.addresses([e.symbol for e in self.plan.entries])
+        functions = [ctypes.CFUNCTYPE(None, *types)(address) for address in symbols]
         with self._lock:
             for _ in range(repeats):
                 self._bind_copies(values)

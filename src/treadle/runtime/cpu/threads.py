@@ -11,6 +11,7 @@ import threading
 import numpy as np
 
 from treadle.kernel.target import CPU
+from treadle.runtime.cpu.aside import aside
 from treadle.runtime.cpu.native import LibraryCall
 from treadle.runtime.cpu.script import LINE, RUNS, follower_source, pause_call
 
@@ -269,11 +270,15 @@ _making = threading.Lock()
 
 def pool(threads: int) -> Pool:
     """The pool of a number of threads. It is never dropped: its workers run its code."""
+    found = _pools.get(threads)
+    return aside(lambda _: _made(threads)) if found is None else found
+
+
+def _made(threads: int) -> Pool:
     with _making:
-        found = _pools.get(threads)
-        if found is None:
-            found = _pools[threads] = Pool(threads)
-        return found
+        if threads not in _pools:
+            _pools[threads] = Pool(threads)
+        return _pools[threads]
 
 
 def _start_again() -> None:
