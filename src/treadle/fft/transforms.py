@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from treadle.base.dtypes import float32
 from treadle.base.errors import ArgumentError, AxisError, ShapeError
@@ -15,8 +18,8 @@ from treadle.frontend.functions.arithmetic import as_real
 from treadle.frontend.functions.shaping import integer_of, pad, reshape, slice_along
 from treadle.frontend.tensor import Operand, Tensor
 
-Sizes = Sequence[int] | None
-Counts = Sequence[int | None] | None
+Sizes = int | Sequence[int] | None
+Counts = int | Sequence[int | None] | None
 
 
 def rfft(
@@ -227,6 +230,7 @@ def _axes(
     name: str, s: Sizes, dim: Sizes, modes: Counts, shape: Shape, x: Tensor
 ) -> list[tuple[int, int | None, int | None]]:
     """Axis, length and number of frequencies, of each axis that is transformed."""
+    s, dim, modes = _listed(s), _listed(dim), _listed(modes)
     count = len(shape) if dim is None and s is None else len(dim if dim is not None else s or ())
     axes = [_axis(name, d, shape, x) for d in (range(-count, 0) if dim is None else dim)]
     none: list[int | None] = [None] * count
@@ -239,6 +243,11 @@ def _axes(
             "Give one length and one number of modes for each axis, and each axis once.",
         )
     return list(zip(axes, sizes, kept, strict=True))
+
+
+def _listed(given: int | Sequence[Any] | None) -> Sequence[Any] | None:
+    """One axis, size or count as a list of one."""
+    return (given,) if isinstance(given, (int, np.integer)) else given
 
 
 def _length(name: str, n: int | None, default: int) -> int:

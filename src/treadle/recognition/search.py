@@ -64,7 +64,9 @@ class Search:
         self._left = MOST_IN_VAIN + FOR_A_NODE * nodes
 
     def compared(self, propose: Propose, region: Graph) -> tuple[Graph, Verdict] | None:
-        """The first proposal that a region is."""
+        """The first proposal that a region is; none of a region with an empty value."""
+        if any(0 in t.shape for node in region.nodes for t in node.types):
+            return None  # sizes of proposals are quotients of its sizes
         key = propose, region
         if key not in self._known:
             self._known[key] = self._first(propose, region)
