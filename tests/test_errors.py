@@ -219,7 +219,7 @@ DTYPES = [
     row(lambda: td.var(i3), td.DTypeError, "var", "int32[3]", "astype"),
     row(lambda: td.logsumexp(b3), td.DTypeError, "logsumexp", "bool[3]", "astype"),
     row(lambda: td.norm(i3), td.DTypeError, "norm", "int32[3]", "astype"),
-    row(lambda: i3**7, td.DTypeError, "pow", "int32[3]", "7", "Cast"),
+    row(lambda: i3**-7, td.DTypeError, "pow", "int32[3]", "-7", "Cast"),
     row(lambda: td.take(a23, a3), td.DTypeError, "take", "float32[3]", "td.int32"),
     row(lambda: td.take(a23, [0.5]), td.DTypeError, "take", "float64", "integers"),
     row(lambda: td.take(a23, [True, False]), td.DTypeError, "take", "bool", "integers"),
@@ -310,7 +310,7 @@ AXES = [
     row(lambda: td.take_along_axis(a23, [[0]], 2), td.AxisError, "take_along_axis", "axis 2"),
     row(lambda: td.scatter_add(a23, [0], a23, 2), td.AxisError, "scatter_add", "axis 2"),
     row(lambda: td.iota((2, 3), 2), td.AxisError, "iota", "axis 2", "(2, 3)"),
-    row(lambda: td.sum(scalar, 0), td.AxisError, "sum", "axis 0", "it has no axes"),
+    row(lambda: td.sum(scalar, 1), td.AxisError, "sum", "axis 1", "it has no axes"),
     row(lambda: td.random.categorical(a23, 2), td.AxisError, "argmax", "axis 2"),
 ]
 
@@ -463,7 +463,7 @@ def printing_backward(ct: td.Tensor, out: td.Tensor, x: td.Tensor) -> tuple[td.T
 
 GRADIENTS = [
     row(lambda: td.grad(square)(a3), td.GradientError, "grad", "float32[3]", ".mean()", "td.vjp"),
-    row(lambda: td.grad(lambda x: i3.sum())(a3), td.GradientError, "grad", "int32[]"),
+    row(lambda: td.grad(lambda x: i3.sum())(a3), td.GradientError, "grad", "int64[]"),
     row(lambda: td.grad(lambda x: (x / 2).sum())(i3), td.GradientError, "grad", "x is int32[3]"),
     row(lambda: td.grad(td.sum, 1)(a3), td.ArgumentError, "grad", "argnums 1", "1 arguments"),
     row(lambda: td.grad(td.sum)(), td.ArgumentError, "grad", "0 arguments", "from 0"),

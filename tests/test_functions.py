@@ -862,12 +862,27 @@ def test_operators() -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", [td.uint8, td.int8, td.bool_])
-def test_sums_of_narrow_integers_do_not_wrap(dtype: td.Spec) -> None:
-    x = td.ones((300,), dtype)
+@pytest.mark.parametrize("dtype", [td.int32, td.uint32, td.uint8, td.int8, td.bool_])
+def test_sums_of_integers_do_not_wrap(dtype: td.Spec) -> None:
+    """In 64 bits, as PyTorch's."""
+    most = np.full(300, 1 if dtype is td.bool_ else dtype.range()[1])
+    x = td.tensor(most.astype(dtype.numpy))
     for total in (td.sum(x), td.cumsum(x, 0)[-1]):
+        assert total.dtype is td.int64
+        assert total.item() == int(most.astype(np.int64).sum())
+    for total in (td.prod(x[:2]), td.cumprod(x[:2], 0)[-1]):
+        assert total.dtype is td.int64
+        assert total.item() == int(np.prod(most[:2].astype(np.int64)))
+
+
+def test_sums_in_a_dtype_that_is_given() -> None:
+    x = td.tensor(np.array([200, 100], np.uint8))
+    for total in (td.sum(x, dtype=td.int32), x.sum(0, False, td.int32), td.cumsum(x, 0, dtype=td.int32)[-1]):
         assert total.dtype is td.int32
         assert total.item() == 300
+    assert td.mean(x, dtype=td.float32).item() == 150
+    assert td.prod(x, dtype=td.float64).dtype is td.float64
+    assert td.cumprod(x, 0, dtype=td.float32).tolist() == [200, 20000]
 
 
 @pytest.mark.parametrize("function", [td.norm, td.std])

@@ -183,7 +183,7 @@ USED_AGAIN: dict[str, Function] = {
     "logsumexp of columns": lambda x: td.logsumexp(x, 0),
     "var": lambda x: td.var(x, 1),
     "softmax of columns": lambda x: td.softmax(x, 0),
-    "norm": lambda x: x / td.norm(x, 1, keepdims=True),
+    "norm": lambda x: x / td.norm(x, axis=1, keepdims=True),
     "running sum": lambda x: td.cumsum(x, 1).max(1),
     "median": lambda x: td.sort(x, 1)[0][:, 1],
     "guarded": lambda x: td.logsumexp(td.pad(td.cumsum(x, 1), [(0, 0), (1, 2)]), 1),

@@ -54,6 +54,42 @@ x[0].expand_as(x)
 x.view_as(x.flip(0))
 x.type_as(x)
 x.mT
+x.norm()
+x.norm(1)
+x.norm(2, dim=1)
+x.norm(p=3, dim=(0, 2), keepdim=True)
+x.norm(float("-inf"), dim=2)
+x.norm(0)
+x.add(x, alpha=2)
+x.sub(x, alpha=0.5)
+x.div(x.flip(0), rounding_mode="floor")
+x.div(x.flip(0), rounding_mode="trunc")
+(y - 2).div(2, rounding_mode="trunc")
+y.add(y, alpha=3)
+x.sort(dim=1, stable=True)[0]
+x.topk(2, dim=1, sorted=True)[0]
+x.diagonal(dim1=0, dim2=2)
+x.roll(3)
+x.roll((1, 2), (0, 2))
+x.roll(shifts=(1, 2), dims=(0, 2))
+x.movedim((0, 1), (1, 2))
+x.var(False)
+x.var(unbiased=False)
+x.std(dim=1, unbiased=False)
+x.round(decimals=2)
+x.round(decimals=-1)
+x.max(x.flip(0))
+x.sum(dim=1, dtype=x.dtype)
+x.masked_fill(x > 0, 2)
+(y > 1).masked_fill(y > 1, 3)
+(y > 1).maximum(y > 2)
+(y > 1).sum(0)
+y.prod(dim=2)
+y.cumsum(dim=1)
+y.pow(7)
+y ** y
+(y - 2) ** (y - 2)
+y.floor()
 """.split("\n")[1:-1]
 
 
@@ -64,6 +100,8 @@ def test_methods_are_those_of_pytorch(expression: str) -> None:
     expected = eval(expression, {"x": torch.tensor(x), "y": torch.tensor(y)})
     found = eval(expression, {"x": td.tensor(x), "y": td.tensor(y)})
     assert found.shape == tuple(expected.shape)
+    if not expected.is_floating_point() and "argmax" not in expression:  # int32 indices
+        assert str(expected.dtype).removeprefix("torch.") == found.dtype.name
     np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-12)
 
 
@@ -144,3 +182,90 @@ def test_other_names_are_missing_as_always() -> None:
             thing.quux_of  # noqa: B018
     with pytest.raises(AttributeError, match="has no attribute 'misspelt'"):
         Broken().width  # noqa: B018
+
+
+def test_arguments_of_pytorch_that_have_no_meaning_here_are_answered() -> None:
+    x = td.ones((2, 3))
+    refused(lambda: td.zeros((2,), device="cpu"), td.ArgumentError, "zeros", "device", "td.compile")
+    refused(lambda: x.sum(out=x), td.ArgumentError, "sum", "out", "never change")
+    refused(lambda: x.long(memory_format=1), td.ArgumentError, "int64", "memory_format", "layouts")
+    refused(lambda: x.sum(axes=1), td.ArgumentError, "sum", "axes", "keepdims")
+    refused(
+        lambda: td.topk(x, 1, -1, True, True, 5), td.ArgumentError, "topk", "positional", "largest"
+    )
+    refused(lambda: td.cumsum(x), td.ArgumentError, "cumsum", "axis")
+    refused(lambda: x.norm("nuc"), td.ArgumentError, "norm", "nuc", "matrix_norm")
+    refused(lambda: td.add(td.tensor([1]), 2, alpha=0.5), td.DTypeError, "add", "alpha")
+
+
+def test_one_axis_of_a_scalar_is_none() -> None:
+    """PyTorch reduces a scalar along axis 0 or −1."""
+    x = td.tensor(2.5)
+    assert [td.sum(x, 0).item(), td.max(x, -1).item(), td.mean(x, 0, True).shape] == [2.5, 2.5, ()]
+    assert td.argmax(x, 0).item() == 0
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("channels", [2, 5])
+def test_images_of_bytes_are_resized_as_pytorch_does(mode: str, channels: int) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (2, channels, 9, 6)).astype(np.uint8)
+    settings: list[dict[str, object]] = [
+        {"size": (5, 7)},
+        {"size": (5, 7), "align_corners": True},
+        {"scale_factor": 1.7},
+        {"scale_factor": 0.6},
+        {"size": (18, 12)},
+    ]
+    for given in settings:
+        expected = torch.nn.functional.interpolate(torch.tensor(image), mode=mode, **given).numpy()
+        found = td.interpolate(image, mode=mode, **given)
+        assert found.dtype is td.uint8
+        np.testing.assert_array_equal(found.numpy(), expected)
+        program = td.compile(
+            lambda x, given=given: td.interpolate(x, mode=mode, **given),
+            td.Spec(image.shape, "uint8"),
+        )
+        np.testing.assert_array_equal(program(image), expected)
+
+
+def test_means_of_integers_are_refused_as_in_pytorch() -> None:
+    line = td.ones((1, 1, 5), td.uint8)
+    image = td.ones((1, 1, 5, 5), td.uint8)
+    for mode in ("linear", "area"):
+        refused(
+            lambda mode=mode: td.interpolate(line, 3, mode=mode),
+            td.DTypeError,
+            "interpolate",
+            "uint8",
+        )
+    ints = image.astype(td.int32)
+    refused(lambda: td.interpolate(ints, 3, mode="bilinear"), td.DTypeError, "interpolate", "int32")
+    refused(lambda: td.adaptive_avg_pool(image, 2), td.DTypeError, "adaptive_avg_pool", "uint8")
+    refused(lambda: td.avg_pool(image, 2), td.DTypeError, "avg_pool", "uint8")
+    theta = td.ones((1, 2, 3), td.int32)
+    refused(lambda: td.affine_grid(theta, (1, 1, 2, 2)), td.DTypeError, "affine_grid", "int32")
+    grid = td.zeros((1, 2, 2, 2), td.int32)
+    refused(lambda: td.grid_sample(ints, grid), td.DTypeError, "grid_sample", "int32")
+
+
+def test_transforms_take_one_axis_and_one_size() -> None:
+    x = td.tensor(np.random.default_rng(0).normal(size=(3, 4)))
+    expected = torch.fft.rfftn(torch.tensor(x.numpy()), s=(6,), dim=(-1,))
+    np.testing.assert_allclose(
+        td.fft.rfftn(x, 6, -1).numpy(), torch.view_as_real(expected).numpy(), atol=1e-12
+    )
+
+
+def test_gradients_of_empty_tensors_compile() -> None:
+    program = td.compile(td.grad(lambda x: td.lgamma(x).sum()), td.Spec((1, 0, 3)), device="cpu")
+    assert program(np.zeros((1, 0, 3), np.float32)).shape == (1, 0, 3)
+
+
+def test_convolutions_take_one_image() -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(4, 7, 6)), rng.normal(size=(2, 4, 3, 3))
+    theirs = torch.nn.functional.conv2d(torch.tensor(x), torch.tensor(w), padding=1)
+    np.testing.assert_allclose(td.conv(x, w, padding=1).numpy(), theirs.numpy(), atol=1e-12)
+    theirs = torch.nn.functional.conv_transpose2d(torch.tensor(x), torch.tensor(w.swapaxes(0, 1)))
+    found = td.conv_transpose(x, w.swapaxes(0, 1)).numpy()
+    np.testing.assert_allclose(found, theirs.numpy(), atol=1e-12)

@@ -333,7 +333,7 @@ def test_hessian_vector_product_as_torch(way: Callable[..., Any]) -> None:
 def test_gradient_penalty_as_torch() -> None:
     def penalty(parameters: Any, x: Any) -> td.Tensor:
         slope = td.grad(lambda x: network(parameters, x).sum())(x)
-        norms = td.norm(slope, -1)
+        norms = td.norm(slope, axis=-1)
         return network(parameters, x).mean() + ((norms - 1) ** 2).mean() * 10
 
     value, gradient = eager_and_traced(td.value_and_grad(penalty), PARAMETERS, X)

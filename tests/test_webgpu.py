@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import treadle as td
+from refusals import refused
 from trajectories import TRAJECTORIES
 from treadle import losses, nn, optim
 from treadle.backends.registry import choose_device
@@ -407,6 +408,40 @@ def test_shaders_are_stored_and_found_again() -> None:
 
     assert toolchain.unpack(parts, Plan) == shaders
     assert toolchain.unpack({"shaders": b"[]"}, Plan) is None
+
+
+def test_counts_are_taken_and_other_values_of_64_bits_refused() -> None:
+    """Sums of integers are int64: those that 32 bits hold are computed in 32 bits."""
+    flags, bytes_, words = (td.Spec((3, 40), d) for d in (td.bool_, td.uint8, td.int32))
+    for function, spec in (
+        (lambda x: x.sum(), flags),
+        (lambda x: td.cumsum(x, 1).reshape(120).astype(td.float32), bytes_),
+        (lambda x: td.where(x.sum(0) > 3, x.sum(0), 0) + 1, flags),
+        (lambda x: x.sum(dtype=td.int32), words),
+    ):
+        assert rendered(td.trace(function, spec))
+    refused(
+        lambda: rendered(td.trace(lambda x: x.sum(), words)),
+        td.DTypeError,
+        "webgpu",
+        "int64",
+        "dtype=td.int32",
+    )
+    many = td.Spec((2**24, 2**8), td.bool_)
+    refused(lambda: rendered(td.trace(lambda x: x.sum(), many)), td.DTypeError, "webgpu", "int64")
+
+
+@needs_adapter
+def test_counts_in_32_bits_are_int64_to_their_readers() -> None:
+    x = np.random.default_rng(0).integers(0, 256, (30, 40)).astype(np.uint8)
+    spec = td.Spec(x.shape, td.uint8)
+    graph = td.trace(lambda x: (x.sum(), td.cumsum(x > 99, 0), (x > 5).sum(1) * 0.5), spec)
+    found = on_adapter(graph).run({"x": x})
+    for one, expected in zip(
+        found, (x.sum(), np.cumsum(x > 99, 0), (x > 5).sum(1) * 0.5), strict=True
+    ):
+        np.testing.assert_array_equal(np.asarray(one), expected)
+    assert [np.asarray(one).dtype.name for one in found] == ["int64", "int64", "float32"]
 
 
 @needs_adapter

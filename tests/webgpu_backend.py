@@ -7,7 +7,8 @@ import importlib.util
 
 import pytest
 
-from treadle.backends.webgpu.backend import in_words, refuse_wide
+from treadle.backends.webgpu.backend import in_words
+from treadle.backends.webgpu.wide import refuse_wide
 from treadle.base.errors import DeviceError
 from treadle.codegen.wgsl.driver import render_program
 from treadle.ir.graph import Graph

@@ -131,7 +131,6 @@ from treadle.frontend.functions.arithmetic import minimum as minimum
 from treadle.frontend.functions.arithmetic import mul as mul
 from treadle.frontend.functions.arithmetic import ne as ne
 from treadle.frontend.functions.arithmetic import neg as neg
-from treadle.frontend.functions.arithmetic import pow as pow
 from treadle.frontend.functions.arithmetic import reciprocal as reciprocal
 from treadle.frontend.functions.arithmetic import remainder as remainder
 from treadle.frontend.functions.arithmetic import round as round
@@ -220,6 +219,7 @@ from treadle.frontend.functions.pooling import lp_pool as lp_pool
 from treadle.frontend.functions.pooling import max_pool as max_pool
 from treadle.frontend.functions.pooling import max_pool_with_indices as max_pool_with_indices
 from treadle.frontend.functions.pooling import max_unpool as max_unpool
+from treadle.frontend.functions.powers import pow as pow
 from treadle.frontend.functions.reductions import all as all
 from treadle.frontend.functions.reductions import any as any
 from treadle.frontend.functions.reductions import argmax as argmax

@@ -17,6 +17,7 @@ from treadle.frontend.functions import (
     indexing,
     linear,
     moments,
+    powers,
     reductions,
     scattering,
     segments,
@@ -42,7 +43,7 @@ _BINARY: dict[str, Callable[[Any, Any], Tensor]] = {
     "truediv": a.div,
     "floordiv": a.floor_divide,
     "mod": a.remainder,
-    "pow": a.pow,
+    "pow": powers.pow,
     "matmul": linear.matmul,
     "and": a.bitwise_and,
     "or": a.bitwise_or,
@@ -80,13 +81,14 @@ _METHODS: dict[str, Callable[..., Any]] = {
 # Functions of a tensor that are methods of it too, by the same name.
 _ALSO: dict[Any, str] = {
     a: "exp log log1p log2 sqrt rsqrt square reciprocal sin cos tanh erf abs neg sign floor ceil "
-    "round clamp maximum minimum pow atan2 add sub mul div floor_divide remainder "
+    "round clamp maximum minimum atan2 add sub mul div floor_divide remainder "
     "eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isfinite cast",
     elementary: "expm1 log10 tan atan asin acos sinh cosh asinh acosh atanh trunc frac isinf "
     "nan_to_num logaddexp lerp addcmul addcdiv hypot masked_fill "
     "fmax fmin fmod copysign signbit",
     moments: "nansum nanmean count_nonzero cov corrcoef",
     arranging: "rot90 tensor_split",
+    powers: "pow",
     gamma: "lgamma digamma",
     special: "erfc erfinv logit xlogy",
     activations: "relu sigmoid softmax log_softmax",
@@ -112,9 +114,10 @@ def _contiguous(self: Operand) -> Tensor:
     return as_tensor(self)
 
 
+@takes_dim
 def _to(self: Operand, dtype: object) -> Tensor:
-    """Another dtype; devices are chosen when a program is compiled."""
-    return a.cast(self, dtype)
+    """Another dtype, or that of another tensor; devices are chosen when a program is compiled."""
+    return _type_as(self, dtype) if isinstance(dtype, Tensor) else a.cast(self, dtype)
 
 
 def _as(dtype: dtypes.DType) -> Callable[[Operand], Tensor]:
@@ -124,7 +127,8 @@ def _as(dtype: dtypes.DType) -> Callable[[Operand], Tensor]:
         return a.cast(self, dtype)
 
     method.__doc__ = f"`cast` to {dtype.name}."
-    return method
+    method.__name__ = dtype.name
+    return takes_dim(method)
 
 
 @takes_dim

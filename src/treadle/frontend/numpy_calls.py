@@ -9,7 +9,15 @@ import numpy as np
 
 from treadle.base.errors import TraceError
 from treadle.frontend.functions import arithmetic as a
-from treadle.frontend.functions import elementary, indexing, linear, reductions, sequences, shaping
+from treadle.frontend.functions import (
+    elementary,
+    indexing,
+    linear,
+    powers,
+    reductions,
+    sequences,
+    shaping,
+)
 from treadle.frontend.tensor import Operators, Placeholder, Tensor
 
 _SAME = "exp log log1p log2 sqrt square reciprocal sin cos tanh sign floor ceil isnan isfinite"
@@ -24,7 +32,7 @@ UFUNCS: dict[str, Callable[..., Tensor]] = {
     "multiply": a.mul,
     "divide": a.div,
     "mod": a.remainder,
-    "power": a.pow,
+    "power": powers.pow,
     "float_power": a.pow,
     "matmul": linear.matmul,
     "negative": a.neg,

@@ -32,6 +32,7 @@ from treadle.frontend.functions.shaping import (
     triu,
     unsqueeze,
 )
+from treadle.frontend.spelling import takes_dim
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.linalg.matrices import (
     column,
@@ -62,6 +63,7 @@ class SLogDet(NamedTuple):
     logabsdet: Tensor
 
 
+@takes_dim
 def lu(a: Operand) -> LU:
     """A = P L U of square matrices, each column's pivot being its largest element.
 
@@ -108,6 +110,7 @@ def _lu_vjp(ct: LU, out: LU, a: Tensor) -> tuple[Tensor]:
 _factors = custom_vjp(_lu, _lu_vjp)
 
 
+@takes_dim
 def solve(a: Operand, b: Operand, *, left: bool = True) -> Tensor:
     """X with A X = B, or X A = B if not `left`. B has columns, or is a vector as in PyTorch.
 
@@ -142,6 +145,7 @@ def _solve_vjp(ct: Tensor, x: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Ten
 _solved = custom_vjp(_solve, _solve_vjp)
 
 
+@takes_dim
 def inv(a: Operand) -> Tensor:
     """The inverse of square matrices; `solve` is quicker and more exact if it is multiplied.
 
@@ -164,6 +168,7 @@ def _inverse_vjp(ct: Tensor, out: Tensor, a: Tensor) -> tuple[Tensor]:
 _inverted = custom_vjp(_inverse, _inverse_vjp)
 
 
+@takes_dim
 def det(a: Operand) -> Tensor:
     """The determinant. Where it is 0 its gradient is not finite.
 

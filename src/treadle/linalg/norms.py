@@ -9,9 +9,9 @@ from treadle.base.errors import ArgumentError
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions.arithmetic import abs, as_real
 from treadle.frontend.functions.distances import vector_norm as norm_along
+from treadle.frontend.functions.reductions import length as frobenius
 from treadle.frontend.functions.reductions import max as max_over
 from treadle.frontend.functions.reductions import min as min_over
-from treadle.frontend.functions.reductions import norm as frobenius
 from treadle.frontend.functions.reductions import sum as sum_over
 from treadle.frontend.functions.shaping import axes_of, axis_of, permute, reshape, unsqueeze
 from treadle.frontend.tensor import Operand, Tensor

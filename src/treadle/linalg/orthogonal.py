@@ -22,6 +22,7 @@ from treadle.frontend.functions.shaping import (
     triu,
     unsqueeze,
 )
+from treadle.frontend.spelling import takes_dim
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.linalg.matrices import (
     column,
@@ -140,6 +141,7 @@ class LstSq(NamedTuple):
     residuals: Tensor
 
 
+@takes_dim
 def lstsq(a: Operand, b: Operand) -> LstSq:
     """X that makes |A X − B| smallest, by QR: A has full rank. If A is wide, the shortest such X.
 

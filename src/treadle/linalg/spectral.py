@@ -14,6 +14,7 @@ from treadle.frontend.functions.reductions import max as max_over
 from treadle.frontend.functions.reductions import sum as sum_over
 from treadle.frontend.functions.sequences import diag_embed, diagonal
 from treadle.frontend.functions.shaping import expand, eye, slice_along, unsqueeze
+from treadle.frontend.spelling import takes_dim
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.linalg.jacobi import orthogonalized
 from treadle.linalg.matrices import (
@@ -43,6 +44,7 @@ class SVD(NamedTuple):
     Vh: Tensor
 
 
+@takes_dim
 def eigh(a: Operand, UPLO: str = "L") -> Eigh:  # noqa: N803  PyTorch's name
     """Eigenvalues and eigenvectors of symmetric matrices; only one triangle is read.
 
@@ -109,6 +111,7 @@ def epsilon(x: Tensor) -> float:
 _decomposed = custom_vjp(_eigh, _eigh_vjp)
 
 
+@takes_dim
 def svd(a: Operand, full_matrices: bool = True) -> SVD:
     """A = U diag(S) Vh; U and Vh are square, or as large as they must be if not `full_matrices`.
 
@@ -187,6 +190,7 @@ _thin = custom_vjp(_thin_svd, _svd_vjp)
 _full = custom_vjp(_full_svd, _svd_vjp)
 
 
+@takes_dim
 def matrix_rank(a: Operand, *, rtol: float | None = None) -> Tensor:
     """How many singular values are above `rtol` times the largest one.
 
@@ -204,6 +208,7 @@ def default_tolerance(a: Tensor) -> float:
     return epsilon(a) * max(a.shape[-2:])
 
 
+@takes_dim
 def pinv(a: Operand, *, rtol: float | None = None) -> Tensor:
     """The pseudo-inverse: singular values up to `rtol` times the largest count as 0.
 

@@ -9,6 +9,7 @@ from treadle.base.errors import ShapeError
 from treadle.frontend.control import scan
 from treadle.frontend.functions.arithmetic import sqrt, where
 from treadle.frontend.functions.shaping import arange, iota, permute, tril, triu
+from treadle.frontend.spelling import takes_dim
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.linalg.blocks import LEAST, cholesky_by_blocks, substituted_by_blocks
 from treadle.linalg.matrices import (
@@ -26,6 +27,7 @@ from treadle.linalg.matrices import (
 )
 
 
+@takes_dim
 def cholesky(a: Operand, *, upper: bool = False) -> Tensor:
     """L with L Lᵀ = A, of symmetric positive definite matrices; only lower triangles are read.
 
@@ -68,6 +70,7 @@ def _half_lower(a: Tensor) -> Tensor:
 _factor = custom_vjp(_cholesky, _cholesky_vjp)
 
 
+@takes_dim
 def solve_triangular(
     a: Operand, b: Operand, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Tensor:

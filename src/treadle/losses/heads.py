@@ -8,12 +8,14 @@ from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.activations import linear_cross_entropy_rows
 from treadle.frontend.functions.indexing import take
 from treadle.frontend.mean import Mean
+from treadle.frontend.spelling import takes_dim
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.losses.classification import class_indices, class_weights, masked
 
 NAME = "linear_cross_entropy"
 
 
+@takes_dim
 def linear_cross_entropy(
     input: Operand,
     linear_weight: Operand,

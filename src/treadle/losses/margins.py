@@ -13,6 +13,7 @@ from treadle.frontend.functions.arithmetic import eq, maximum, minimum, sqrt, wh
 from treadle.frontend.functions.distances import normalize, pairwise_distance
 from treadle.frontend.functions.indexing import take, take_along_axis
 from treadle.frontend.functions.linear import matmul
+from treadle.frontend.functions.reductions import any as any_of
 from treadle.frontend.functions.reductions import logsumexp
 from treadle.frontend.functions.reductions import mean as mean_of
 from treadle.frontend.functions.reductions import sum as sum_of
@@ -191,7 +192,7 @@ def multilabel_margin(input: Operand, target: Operand, reduction: str = "mean") 
     # A label counts while no −1 stands before it.
     ended = _running_any(y < 0)
     index = where(ended, 0, y)
-    is_label = sum_of(where(unsqueeze(ended, -1), 0, _matches(index, classes)), 1) > 0
+    is_label = any_of(where(unsqueeze(ended, -1), False, _matches(index, classes)), 1)
     own = take_along_axis(x, index, -1)
     gaps = relu(1 - (unsqueeze(own, -1) - unsqueeze(x, 1)))  # (N, label, class)
     counted = where(unsqueeze(ended, -1), 0, where(unsqueeze(is_label, 1), 0, gaps))
@@ -199,14 +200,14 @@ def multilabel_margin(input: Operand, target: Operand, reduction: str = "mean") 
 
 
 def _matches(index: Tensor, classes: int) -> Tensor:
-    """1 at the class of each index."""
+    """True at the class of each index."""
     shape = (*index.shape, classes)
-    return where(iota(shape, -1, index.dtype) == unsqueeze(index, -1), 1, 0)
+    return iota(shape, -1, index.dtype) == unsqueeze(index, -1)
 
 
 def _running_any(flags: Tensor) -> Tensor:
     from_start = iota((flags.shape[1], flags.shape[1]), 1) <= iota((flags.shape[1],) * 2, 0)
-    return sum_of(where(from_start, unsqueeze(where(flags, 1, 0), 1), 0), -1) > 0
+    return any_of(where(from_start, unsqueeze(flags, 1), False), -1)
 
 
 def triplet_margin(

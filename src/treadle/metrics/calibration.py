@@ -51,7 +51,7 @@ class _Bins(Metric):
         amount = cast(flatten(weights_of(name, y, weight, self.ignore_index)), sure.dtype)
         # (low, high]: the number of inner edges below
         edges = cast(literal(np.linspace(0, 1, self.bins + 1)[1:-1]), sure.dtype)
-        place = sum_of(cast(gt(unsqueeze(sure, -1), edges), dtypes.int32), -1)
+        place = sum_of(gt(unsqueeze(sure, -1), edges), -1, dtype=dtypes.int32)
         belongs = eq(unsqueeze(place, -1), iota((*place.shape, self.bins), -1))
         is_left_out = eq(amount, 0)
 

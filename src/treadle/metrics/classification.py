@@ -57,8 +57,9 @@ class Accuracy(_Classes):
         """Statistics of one batch: the weight of what is right, and of all."""
         labels = self._labels(scores, target, weight)
         is_right = eq(labels.predicted, labels.target)
-        right = sum_of(where(is_right, labels.weight, 0))
-        return {"right": right, "weight": sum_of(labels.weight)}
+        dtype = labels.weight.dtype
+        right = sum_of(where(is_right, labels.weight, 0), dtype=dtype)
+        return {"right": right, "weight": sum_of(labels.weight, dtype=dtype)}
 
     def compute(self, totals: Totals) -> float:
         """NaN if nothing had a weight."""

@@ -158,7 +158,7 @@ def within(labels: Labels, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def outside_of(labels: Labels, inside: Tensor) -> Tensor:
     """Labels that count for something and are no class."""
     is_wrong = logical_and(ne(labels.weight, 0), logical_not(inside))
-    return sum_of(cast(is_wrong, dtypes.int32))
+    return sum_of(is_wrong, dtype=dtypes.int32)
 
 
 def mean_over(values: np.ndarray, weights: np.ndarray | None) -> float:

@@ -87,15 +87,15 @@ class TopK(Metric):
         index = unsqueeze(where(inside, y, 0), -1)
         own = take_along_axis(x, index, -1)
         ahead = logical_or(gt(x, own), logical_and(eq(x, own), gt(iota(x.shape, -1), index)))
-        place = sum_of(cast(ahead, dtypes.int32), -1)
+        place = sum_of(ahead, -1, dtype=dtypes.int32)
         # A score that is NaN is ahead of none and would be right.
         is_number = logical_not(isnan(squeeze(own, -1)))
         right = logical_and(logical_and(lt(place, self.k), inside), is_number)
         outside = logical_and(ne(amount, 0), logical_not(inside))
         return {
-            "total": sum_of(where(right, amount, 0)),
-            "weight": sum_of(amount),
-            "outside": sum_of(cast(outside, dtypes.int32)),
+            "total": sum_of(where(right, amount, 0), dtype=amount.dtype),
+            "weight": sum_of(amount, dtype=amount.dtype),
+            "outside": sum_of(outside, dtype=dtypes.int32),
         }
 
     def compute(self, totals: Totals) -> float:
@@ -125,7 +125,7 @@ class Perplexity(Metric):
         return {
             "total": sum_of(where(counts, rows * amount, 0)),
             "weight": sum_of(amount),
-            "outside": sum_of(cast(outside, dtypes.int32)),
+            "outside": sum_of(outside, dtype=dtypes.int32),
         }
 
     def compute(self, totals: Totals) -> float:
@@ -161,7 +161,7 @@ class NDCG(Metric):
         return {
             "total": sum_of(where(eq(amount, 0), 0, value * amount)),
             "weight": sum_of(amount),
-            "negative": sum_of(cast(lt(gain, 0), dtypes.int32)),
+            "negative": sum_of(lt(gain, 0), dtype=dtypes.int32),
         }
 
     def _gains(self, x: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,8 +171,8 @@ class NDCG(Metric):
         sums = np.concatenate([[0.0], np.cumsum(discount)])  # of the first 0, 1, 2, … places
         table = cast(literal(sums), gain.dtype)
         one, other = unsqueeze(x, 2), unsqueeze(x, 1)
-        ahead = sum_of(cast(gt(other, one), dtypes.int32), 2)  # (N, K): items before this one
-        equal = sum_of(cast(eq(other, one), dtypes.int32), 2)  # and sharing its places
+        ahead = sum_of(gt(other, one), 2, dtype=dtypes.int32)  # (N, K): items before this one
+        equal = sum_of(eq(other, one), 2, dtype=dtypes.int32)  # and sharing its places
         share = (take(table, ahead + equal) - take(table, ahead)) / cast(equal, gain.dtype)
         ideal, _ = sort(gain, -1, descending=True)
         return sum_of(gain * share, 1), sum_of(ideal * cast(literal(discount), gain.dtype), 1)

@@ -29,8 +29,8 @@ from treadle.frontend.functions.arithmetic import (
     sqrt,
     where,
 )
+from treadle.frontend.functions.reductions import length as norm
 from treadle.frontend.functions.reductions import max as max_of
-from treadle.frontend.functions.reductions import norm
 from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.frontend.functions.shaping import reshape
 from treadle.frontend.tensor import Tensor

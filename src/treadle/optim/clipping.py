@@ -20,7 +20,8 @@ from treadle.frontend.functions.arithmetic import (
     where,
 )
 from treadle.frontend.functions.indexing import take
-from treadle.frontend.functions.reductions import norm, sort
+from treadle.frontend.functions.reductions import length as norm
+from treadle.frontend.functions.reductions import sort
 from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.frontend.functions.shaping import iota
 from treadle.frontend.tensor import Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from treadle.base.numbers import NOT_NEGATIVE, POSITIVE, check_betas, numbers
 from treadle.frontend.functions.arithmetic import gt, logical_and, where
-from treadle.frontend.functions.reductions import norm
+from treadle.frontend.functions.reductions import length as norm
 from treadle.frontend.tensor import Tensor
 from treadle.optim.building import Decay, One, Parts, Rate, per_parameter, zeros
 from treadle.optim.optimizer import Optimizer

@@ -21,7 +21,7 @@ from treadle.frontend.coerce import constant
 from treadle.frontend.control import scan
 from treadle.frontend.functions.arithmetic import cos, eq, gt, maximum, remainder, sqrt, where
 from treadle.frontend.functions.linear import matmul
-from treadle.frontend.functions.reductions import norm
+from treadle.frontend.functions.reductions import length as norm
 from treadle.frontend.functions.shaping import eye, iota
 from treadle.frontend.tensor import Tensor
 from treadle.optim.building import One, Parts, Rate, per_parameter, zeros

@@ -12,16 +12,13 @@ import numpy as np
 from treadle.backends import compiled
 from treadle.backends.protocol import Built
 from treadle.backends.scheduling import scheduled
+from treadle.backends.webgpu.wide import refuse_wide
 from treadle.base import dtypes
-from treadle.base.errors import DeviceError, DTypeError
+from treadle.base.errors import DeviceError
 from treadle.base.words import WORD, as_words
 from treadle.codegen.wgsl.driver import render_kernel, render_program
 from treadle.compile_report import CompileOptions, CompileReport, Profile
-from treadle.ir.control import bodies
 from treadle.ir.graph import Graph
-from treadle.ir.ops.elementwise import ADD, WHERE
-from treadle.ir.ops.leaves import CONSTANT, STATE
-from treadle.ir.ops.shaping import BROADCAST
 from treadle.kernel.choices import KEEP_ALL, Chosen, with_choices
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.plan import Plan
@@ -37,25 +34,6 @@ from treadle.runtime.webgpu.rates import ceilings
 from treadle.runtime.webgpu.values import DeviceValues
 
 Shaders = tuple[Shader, ...]
-COUNTING = (STATE, CONSTANT, ADD, WHERE, BROADCAST)  # what may make int64
-
-
-def refuse_wide(graph: Graph) -> None:
-    """An error that names the first value of 64 bits: WGSL has none.
-
-    Counters are taken, sums of states and constants: no step is made 2³¹ times.
-    """
-    for node in graph.nodes:
-        wide = [t.dtype for t in node.types if t.dtype.itemsize > WORD]
-        if wide and (wide[0].is_float or node.op not in COUNTING):
-            raise DTypeError(
-                "webgpu",
-                f"{node.op.name} gives {wide[0]}, and WGSL computes in 32 bits",
-                'Use float32 and int32 (a batch of int64 is taken if it fits), or device="cpu".',
-                origin=node.origin,
-            )
-        for body in bodies(node.attributes):
-            refuse_wide(body)
 
 
 def in_words(program: Program, halves: bool = False) -> Program:

@@ -12,6 +12,7 @@ from treadle.frontend.spelling import takes_dim
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.ir import composites as c
 from treadle.ir.op import NONE
+from treadle.ir.types import as_dtype
 
 # Of the self-normalising unit: mean 0 and variance 1 stay so (Klambauer et al., 2017).
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
@@ -203,17 +204,17 @@ def _halves(name: str, x: Operand, axis: int = -1) -> tuple[Tensor, Tensor]:
 
 
 @takes_dim
-def softmax(x: Operand, axis: int = -1) -> Tensor:
-    """eˣ / Σ eˣ along an axis."""
-    x = _real("softmax", x)
+def softmax(x: Operand, axis: int = -1, dtype: object = None) -> Tensor:
+    """eˣ / Σ eˣ along an axis. `dtype` casts x first."""
+    x = _real("softmax", x if dtype is None else cast_to(as_tensor(x), as_dtype(dtype)))
     at = axis_of("softmax", axis, x)
     return bind1(c.SOFTMAX, c.Axis(at), x) if x.shape[at] else x
 
 
 @takes_dim
-def log_softmax(x: Operand, axis: int = -1) -> Tensor:
-    """log softmax, computed without underflow."""
-    x = _real("log_softmax", x)
+def log_softmax(x: Operand, axis: int = -1, dtype: object = None) -> Tensor:
+    """log softmax, computed without underflow. `dtype` casts x first."""
+    x = _real("log_softmax", x if dtype is None else cast_to(as_tensor(x), as_dtype(dtype)))
     at = axis_of("log_softmax", axis, x)
     return bind1(c.LOG_SOFTMAX, c.Axis(at), x) if x.shape[at] else x
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, DTypeError
+from treadle.base.numbers import check_choice
 from treadle.frontend.coerce import (
     align,
     as_tensor,
@@ -21,6 +22,7 @@ from treadle.frontend.coerce import (
 )
 from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.scopes import bind1
+from treadle.frontend.spelling import takes_dim
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.ir.op import NONE, Op
 from treadle.ir.ops import elementwise as e
@@ -75,41 +77,69 @@ def _real(op: Op, x: Operand) -> Tensor:
     return bind1(op, NONE, as_real(x))
 
 
-def add(x: Operand, y: Operand) -> Tensor:
-    """x + y."""
-    return _numeric("add", e.ADD, x, y)
+@takes_dim
+def add(x: Operand, y: Operand, alpha: float = 1) -> Tensor:
+    """x + alpha · y."""
+    return _numeric("add", e.ADD, x, _scaled("add", x, y, alpha))
 
 
-def sub(x: Operand, y: Operand) -> Tensor:
-    """x − y."""
-    return _numeric("sub", e.SUB, x, y)
+@takes_dim
+def sub(x: Operand, y: Operand, alpha: float = 1) -> Tensor:
+    """x − alpha · y."""
+    return _numeric("sub", e.SUB, x, _scaled("sub", x, y, alpha))
 
 
+def _scaled(name: str, x: Operand, y: Operand, alpha: float) -> Operand:
+    if not is_weak(alpha):
+        raise ArgumentError(name, f"alpha is {alpha!r}", "It is a number; multiply by a tensor.")
+    if alpha == 1:
+        return y
+    if isinstance(alpha, float) and not common_dtype((x, y)).is_float:
+        raise DTypeError(name, f"alpha = {alpha} with integers", "Give a whole number, or cast.")
+    return mul(y, alpha)
+
+
+@takes_dim
 def mul(x: Operand, y: Operand) -> Tensor:
     """x · y, elementwise."""
     return _numeric("mul", e.MUL, x, y)
 
 
-def div(x: Operand, y: Operand) -> Tensor:
-    """x / y; integers become float32 first."""
-    return _binary("div", e.DIV, x, y, real_dtype(x, y))
+@takes_dim
+def div(x: Operand, y: Operand, rounding_mode: str | None = None) -> Tensor:
+    """x / y; integers become float32 first.
+
+    `rounding_mode` "floor" is `floor_divide`, "trunc" rounds towards 0: integers stay integers.
+    """
+    if rounding_mode is None:
+        return _binary("div", e.DIV, x, y, real_dtype(x, y))
+    check_choice("div", "rounding_mode", rounding_mode, ("floor", "trunc"))
+    low = floor_divide(x, y)
+    if rounding_mode == "floor":
+        return low
+    if low.dtype.is_float:
+        ratio = div(x, y)
+        return where(lt(ratio, 0), ceil(ratio), floor(ratio))
+    a, b = align("div", x, y, dtype=low.dtype)
+    is_below = logical_xor(lt(a, 0), lt(b, 0))
+    is_between = ne(sub(a, mul(low, b)), 0)
+    return add(low, cast_to(logical_and(is_below, is_between), low.dtype))
 
 
+@takes_dim
 def floor_divide(x: Operand, y: Operand) -> Tensor:
     """⌊x / y⌋, for floats and integers."""
     return _numeric("floor_divide", e.FLOORDIV, x, y)
 
 
+@takes_dim
 def remainder(x: Operand, y: Operand) -> Tensor:
     """x − y · ⌊x / y⌋: the sign of y, as torch.remainder."""
     return _numeric("remainder", e.MOD, x, y)
 
 
 def pow(x: Operand, y: Operand) -> Tensor:
-    """x to the power y. Small whole exponents become products, ½ a square root.
-
-    Integers stay integers for whole exponents from 0 to 4; otherwise they become float32.
-    """
+    """x to the power y, of floats, or of a number as the exponent. `td.pow` takes integers too."""
     exponent = y.item() if isinstance(y, np.generic) else y
     if isinstance(exponent, (int, float)):
         special = _static_power(cast_to(as_tensor(x), numeric_dtype(x, y)), exponent)
@@ -126,16 +156,22 @@ def _static_power(x: Tensor, exponent: float) -> Tensor | None:
     if exponent == 0:
         return constant(1, x.shape, x.dtype)
     if exponent not in (-4, -3, -2, -1, 1, 2, 3, 4):
-        if not x.dtype.is_float and isinstance(exponent, int):
-            raise DTypeError(
-                "pow",
-                f"{x.type} to the power {exponent}",
-                "Cast to a float first; integers take exponents to 4.",
-            )
-        return None
+        if x.dtype.is_float or not isinstance(exponent, int):
+            return None
+        if exponent < 0:
+            raise DTypeError("pow", f"{x.type} to the power {exponent}", "Cast to a float first.")
+        return _repeated_squares(x, exponent)
     if exponent < 0:
         return div(1.0, _product_of(x, -int(exponent)))
     return _product_of(x, int(exponent))
+
+
+def _repeated_squares(x: Tensor, exponent: int) -> Tensor:
+    """x to a whole power of at least 1, by its bits."""
+    if exponent == 1:
+        return x
+    half = _repeated_squares(mul(x, x), exponent // 2)
+    return mul(half, x) if exponent % 2 else half
 
 
 def _product_of(x: Tensor, times: int) -> Tensor:
@@ -163,24 +199,47 @@ def sign(x: Operand) -> Tensor:
     return bind1(e.SIGN, NONE, as_tensor(x))
 
 
+def is_whole(x: Operand) -> bool:
+    """Whether x has a dtype of integers, which rounding leaves as they are."""
+    return as_tensor(x).dtype.is_integer
+
+
 def floor(x: Operand) -> Tensor:
-    """The largest whole number that is not above x."""
-    return _real(e.FLOOR, x)
+    """The largest whole number that is not above x; integers stay as they are."""
+    return as_tensor(x) if is_whole(x) else _real(e.FLOOR, x)
 
 
 def ceil(x: Operand) -> Tensor:
-    """The smallest whole number that is not below x."""
-    return neg(floor(neg(as_real(x))))
+    """The smallest whole number that is not below x; integers stay as they are."""
+    return as_tensor(x) if is_whole(x) else neg(floor(neg(as_real(x))))
 
 
-def round(x: Operand) -> Tensor:
-    """The nearest whole number; halves go to the even one."""
+@takes_dim
+def round(x: Operand, decimals: int = 0) -> Tensor:
+    """The nearest whole number; halves go to the even one. Integers stay as they are.
+
+    With `decimals` the nearest number of so many decimal places; −1 are tens, −2 hundreds.
+    """
+    if is_whole(x) and decimals == 0:
+        return as_tensor(x)
     real = as_real(x)
+    if decimals:
+        return _round_to(real, decimals)
     low = floor(real)
     rest = sub(real, low)
     is_odd = eq(remainder(low, 2.0), 1.0)
     up = logical_or(gt(rest, 0.5), logical_and(eq(rest, 0.5), is_odd))
     return where(up, add(low, 1.0), low)
+
+
+def _round_to(x: Tensor, decimals: int) -> Tensor:
+    if isinstance(decimals, bool) or not isinstance(decimals, (int, np.integer)):
+        raise ArgumentError("round", f"decimals is {decimals!r}", "It is a whole number.")
+    if decimals > 0:
+        factor = 10.0 ** int(decimals)
+        return div(round(mul(x, factor)), factor)
+    factor = 10.0 ** -int(decimals)
+    return mul(round(div(x, factor)), factor)
 
 
 def exp(x: Operand) -> Tensor:
@@ -254,14 +313,16 @@ def atan2(y: Operand, x: Operand) -> Tensor:
     return _binary("atan2", e.ATAN2, y, x, real_dtype(y, x))
 
 
+@takes_dim
 def maximum(x: Operand, y: Operand) -> Tensor:
     """The larger of two, elementwise; at a tie each side gets half the gradient."""
-    return _numeric("maximum", e.MAX, x, y)
+    return cast_to(_numeric("maximum", e.MAX, x, y), common_dtype((x, y)))
 
 
+@takes_dim
 def minimum(x: Operand, y: Operand) -> Tensor:
     """The smaller of two, elementwise; at a tie each side gets half the gradient."""
-    return _numeric("minimum", e.MIN, x, y)
+    return cast_to(_numeric("minimum", e.MIN, x, y), common_dtype((x, y)))
 
 
 def clamp(x: Operand, min: Operand | None = None, max: Operand | None = None) -> Tensor:
@@ -390,6 +451,7 @@ def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
     )
 
 
+@takes_dim
 def cast(x: Operand, dtype: object) -> Tensor:
     """Another dtype. Float to integer truncates; to bool asks ≠ 0."""
     return cast_to(as_tensor(x), as_dtype(dtype))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
-from treadle.base.errors import ArgumentError, ShapeError
+from treadle.base.errors import ShapeError
 from treadle.frontend.coerce import align, as_tensor
-from treadle.frontend.functions.arithmetic import abs, eq, maximum, pow, sqrt, where
+from treadle.frontend.functions.arithmetic import as_real, maximum
 from treadle.frontend.functions.linear import matmul
-from treadle.frontend.functions.reductions import max as max_of
+from treadle.frontend.functions.reductions import norm_over
 from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.frontend.functions.shaping import axis_of, number_of, transpose, unsqueeze
 from treadle.frontend.spelling import takes_dim
@@ -17,26 +15,12 @@ from treadle.frontend.tensor import Operand, Tensor
 
 @takes_dim
 def vector_norm(x: Operand, p: float = 2.0, axis: int = -1, keepdims: bool = False) -> Tensor:
-    """(Σ |x|ᵖ)^(1/p) along an axis; the greatest |x| for p = inf. Its slope at 0 is 0."""
+    """(Σ |x|ᵖ)^(1/p) along an axis; the greatest |x| for p = inf. Its slope at 0 is 0.
+
+    p may be −inf (the least |x|), negative, or 0 (how many are not 0).
+    """
     x = as_tensor(x)
-    at = axis_of("vector_norm", axis, x)
-    order = p if p == math.inf else number_of("vector_norm", "p", p)
-    if order <= 0:
-        raise ArgumentError("vector_norm", f"p is {p}", "It is positive, or inf.")
-    if order == math.inf:
-        return max_of(abs(x), at, keepdims)
-    if order == 1:
-        return sum_of(abs(x), at, keepdims)
-    total = sum_of(x * x if order == 2 else _powered(abs(x), order), at, keepdims)
-    is_zero = eq(total, 0)
-    inner = where(is_zero, 1, total)
-    return where(is_zero, 0, sqrt(inner) if order == 2 else pow(inner, 1 / order))
-
-
-def _powered(x: Tensor, p: float) -> Tensor:
-    """xᵖ whose slope at 0 is 0."""
-    is_zero = eq(x, 0)
-    return where(is_zero, 0, pow(where(is_zero, 1, x), p))
+    return norm_over(as_real(x), p, axis_of("vector_norm", axis, x), keepdims)
 
 
 @takes_dim
@@ -58,6 +42,7 @@ def cosine_similarity(x1: Operand, x2: Operand, axis: int = 1, eps: float = 1e-8
     return sum_of((a / first) * (b / second), at)
 
 
+@takes_dim
 def pairwise_distance(
     x1: Operand, x2: Operand, p: float = 2.0, eps: float = 1e-6, keepdims: bool = False
 ) -> Tensor:
@@ -66,8 +51,12 @@ def pairwise_distance(
     return vector_norm(a - b + number_of("pairwise_distance", "eps", eps), p, -1, keepdims)
 
 
-def cdist(x1: Operand, x2: Operand, p: float = 2.0) -> Tensor:
-    """Distances of all pairs of rows: (…, P, M), (…, R, M) → (…, P, R)."""
+@takes_dim
+def cdist(x1: Operand, x2: Operand, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
+    """Distances of all pairs of rows: (…, P, M), (…, R, M) → (…, P, R).
+
+    Differences are always computed; `compute_mode` is there because PyTorch has it.
+    """
     a, b = as_tensor(x1), as_tensor(x2)
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-1]:
         raise ShapeError("cdist", f"{a.type} and {b.type}", "Both are rows of one width.")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+from treadle.base.errors import ShapeError
 from treadle.base.numbers import PROBABILITY, check_number
 from treadle.frontend import random
-from treadle.frontend.coerce import align, as_tensor
+from treadle.frontend.coerce import align, as_tensor, is_weak
+from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.arithmetic import (
     abs,
     as_real,
@@ -18,6 +20,7 @@ from treadle.frontend.functions.arithmetic import (
     exp,
     floor,
     ge,
+    is_whole,
     isfinite,
     isnan,
     le,
@@ -136,7 +139,9 @@ def _signed(x: Tensor, size: Tensor) -> Tensor:
 
 
 def trunc(x: Operand) -> Tensor:
-    """The whole part: rounded towards 0."""
+    """The whole part: rounded towards 0. Integers stay as they are."""
+    if is_whole(x):
+        return as_tensor(x)
     real = as_real(x)
     return where(real < 0, ceil(real), floor(real))
 
@@ -155,8 +160,13 @@ def isinf(x: Operand) -> Tensor:
 def nan_to_num(
     x: Operand, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:
-    """x with NaN and infinities replaced: by numbers, or the largest of the dtype."""
-    real = as_real(x)
+    """x with NaN and infinities replaced: by numbers, or the largest of the dtype.
+
+    Integers and bool, which have neither, stay as they are.
+    """
+    real = as_tensor(x)
+    if not real.dtype.is_float:
+        return real
     most = real.dtype.largest
     found = where(isnan(real), nan, real)
     found = where(eq(real, math.inf), most if posinf is None else posinf, found)
@@ -181,7 +191,8 @@ def lerp(start: Operand, end: Operand, weight: Operand) -> Tensor:
 
 def addcmul(x: Operand, first: Operand, second: Operand, value: float = 1.0) -> Tensor:
     """x + value · first · second."""
-    return as_tensor(x) + as_tensor(first) * as_tensor(second) * value
+    product = as_tensor(first) * as_tensor(second)
+    return as_tensor(x) + (product if value == 1 else product * value)
 
 
 def addcdiv(x: Operand, first: Operand, second: Operand, value: float = 1.0) -> Tensor:
@@ -237,8 +248,16 @@ def signbit(x: Operand) -> Tensor:
 
 
 def masked_fill(x: Operand, mask: Operand, value: Operand) -> Tensor:
-    """x with a value where the mask holds."""
-    return where(mask, value, x)
+    """x with a value where the mask holds, in x's dtype."""
+    given = as_tensor(x)
+    if is_weak(value) and given.dtype.is_float:
+        return where(mask, value, given)  # the number is rounded once, to x's dtype
+    new = as_tensor(value)
+    if new.shape != ():
+        raise ShapeError(
+            "masked_fill", f"the value is {new.type}", "It is one number; td.where takes tensors."
+        )
+    return where(mask, cast_to(new, given.dtype), given)
 
 
 def dropout(x: Operand, p: float = 0.5, training: bool = True) -> Tensor:

@@ -6,7 +6,7 @@ import itertools
 import math
 
 from treadle.base import dtypes
-from treadle.base.errors import ShapeError
+from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.numbers import check_choice
 from treadle.base.shapes import Shape
 from treadle.frontend.coerce import as_tensor, constant
@@ -49,6 +49,7 @@ def affine_grid(theta: Operand, size: Shape, align_corners: bool = False) -> Ten
     outermost elements, otherwise their outer edges.
     """
     maps, sizes = as_tensor(theta), TensorType(size).shape
+    _check_float("affine_grid", "theta", maps)
     space = sizes[2:]
     if not space or maps.shape != (sizes[0], len(space), len(space) + 1):
         told = f"theta is {maps.type}, the size {sizes}"
@@ -63,6 +64,12 @@ def affine_grid(theta: Operand, size: Shape, align_corners: bool = False) -> Ten
     places = reshape(stack([*each, ones], -1), (math.prod(space), len(space) + 1))
     found = matmul(places, transpose(maps, 1, 2))
     return reshape(found, (maps.shape[0], *space, len(space)))
+
+
+def _check_float(name: str, label: str, x: Tensor) -> None:
+    """Places between −1 and 1 are no integers."""
+    if not x.dtype.is_float:
+        raise DTypeError(name, f"{label} is {x.type}, not a float", "Cast it to td.float32.")
 
 
 def grid_sample(
@@ -81,6 +88,7 @@ def grid_sample(
     check_choice("grid_sample", "mode", mode, MODES)
     check_choice("grid_sample", "padding_mode", padding_mode, PADDINGS)
     image, places = aligned(x, grid)
+    _check_float("grid_sample", "the grid", places)
     space = image.shape[2:]
     fits = image.ndim == places.ndim > 2 and places.shape[0] == image.shape[0]
     if not fits or places.shape[-1] != len(space) or 0 in space:

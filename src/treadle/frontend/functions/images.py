@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.errors import ArgumentError, ShapeError
-from treadle.frontend.coerce import as_tensor, broadcast_to
+from treadle.base.dtypes import int32, uint8
+from treadle.base.errors import ArgumentError, DTypeError, ShapeError
+from treadle.frontend.coerce import as_tensor, broadcast_to, cast
+from treadle.frontend.functions.arithmetic import clamp
 from treadle.frontend.functions.indexing import take
 from treadle.frontend.functions.linear import aligned, per_axis
 from treadle.frontend.functions.pooling import adaptive_avg_pool
@@ -22,6 +24,7 @@ from treadle.frontend.functions.shaping import (
     permute,
     reshape,
     slice_along,
+    squeeze,
     stack,
     unsqueeze,
 )
@@ -50,6 +53,9 @@ def conv_transpose(
     """
     a, w = aligned(x, weight)
     dims = w.ndim - 2
+    if dims > 0 and a.ndim == w.ndim - 1:  # one image, without an axis of images
+        given = (w, bias, stride, padding, output_padding, groups, dilation)
+        return squeeze(conv_transpose(unsqueeze(a, 0), *given), 0)
     if dims < 1 or a.ndim != w.ndim:
         raise ShapeError(
             "conv_transpose",
@@ -241,11 +247,24 @@ def interpolate(
     align_corners: bool = False,
     recompute_scale_factor: bool = False,
 ) -> Tensor:
-    """Spatial axes resized to a size or by a factor, as in PyTorch: (N, C, …) → (N, C, size …)."""
+    """Spatial axes resized to a size or by a factor, as in PyTorch: (N, C, …) → (N, C, size …).
+
+    uint8 is resized in integers, with weights of 16 bits and a rounding after each axis, as in
+    PyTorch: "bilinear", "bicubic" and "nearest". Other integers are for "nearest".
+    """
     x = as_tensor(x)
     dims = x.ndim - 2
     _check_mode(x, mode, dims, align_corners)
     sizes, steps = _sizes_and_steps(x, size, scale_factor, recompute_scale_factor)
+    if not x.dtype.is_float and not mode.startswith("nearest"):
+        if x.dtype is not uint8 or mode not in ("bilinear", "bicubic"):
+            raise DTypeError(
+                "interpolate", f"mode {mode!r} of {x.type}", "Cast it to td.float32 first."
+            )
+        for axis in (3, 2):
+            out, step = sizes[axis - 2], steps[axis - 2]
+            x = _resized_bytes(x, axis, _taps(mode, x.shape[axis], out, step, align_corners))
+        return x
     if mode == "area":
         return adaptive_avg_pool(x, sizes)
     for axis, (out, step) in enumerate(zip(sizes, steps, strict=True), 2):
@@ -312,6 +331,33 @@ def _taps(mode: str, n: int, out: int, step: float, align: bool) -> list[Tap]:
         return [(low, 1 - t), (low + 1, t)]
     weights = (_far(t + 1), _near(t), _near(1 - t), _far(2 - t))
     return [(low + i, weight) for i, weight in enumerate(weights, -1)]
+
+
+def _resized_bytes(x: Tensor, axis: int, taps: list[Tap]) -> Tensor:
+    """An axis of uint8 resized: sums of elements by whole weights, over a power of two."""
+    last = x.shape[axis] - 1
+    places = [np.clip(at, 0, last).astype(np.int32) for at, _ in taps]
+    weights = [np.array(weight, np.float64) for _, weight in taps]
+    for i in range(1, len(taps)):  # one weight for an element at the end that is taken twice
+        is_same = places[i] == places[i - 1]
+        weights[i] += np.where(is_same, weights[i - 1], 0)
+        weights[i - 1][is_same] = 0
+    bits = _weight_bits(max(float(w.max(initial=0)) for w in weights))
+    wide = cast(x, int32)
+    total: Tensor | int = 1 << (bits - 1)
+    for place, weight in zip(places, weights, strict=True):
+        scaled = weight * (1 << bits)
+        whole = np.trunc(scaled + np.where(scaled < 0, -0.5, 0.5)).astype(np.int32)
+        total = take(wide, place, axis) * _along(wide, axis, whole) + total
+    return cast(clamp(as_tensor(total) // (1 << bits), 0, 255), uint8)
+
+
+def _weight_bits(largest: float) -> int:
+    """How many bits below 1 a weight has, so that the largest one has 16 with its sign."""
+    bits = 0
+    while bits < 22 and int(0.5 + largest * (1 << (bits + 1))) < 1 << 15:
+        bits += 1
+    return bits
 
 
 def _near(t: np.ndarray) -> np.ndarray:

@@ -106,6 +106,7 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
     return x + bind1(i.SCATTER_ADD, i.ScatterAdd(at, x.shape[at]), given, index)
 
 
+@takes_dim
 def one_hot(indices: Operand, classes: int, dtype: object = dtypes.float32) -> Tensor:
     """A new last axis with 1 at the index and 0 elsewhere: (…) → (…, classes)."""
     index = as_tensor(indices)
@@ -119,6 +120,7 @@ def one_hot(indices: Operand, classes: int, dtype: object = dtypes.float32) -> T
     return bind1(c.ONE_HOT, c.OneHot(count, as_dtype(dtype)), index)
 
 
+@takes_dim
 def embedding(indices: Operand, weight: Operand) -> Tensor:
     """Rows of a table: indices (…), weight (rows, width) → (…, width), as F.embedding."""
     table = as_tensor(weight)

@@ -20,6 +20,8 @@ from treadle.frontend.functions.shaping import (
     reshape,
     roll,
     slice_along,
+    squeeze,
+    unsqueeze,
 )
 from treadle.frontend.scopes import bind, bind1
 from treadle.frontend.spelling import takes_dim
@@ -246,7 +248,7 @@ def _sum_alone(x: Tensor, labels: str, needed: set[str]) -> tuple[Tensor, str]:
     alone = [i for i, ch in enumerate(labels) if ch not in needed]
     if not alone:
         return x, labels
-    return sum_over(x, alone), "".join(ch for ch in labels if ch in needed)
+    return sum_over(x, alone, dtype=x.dtype), "".join(ch for ch in labels if ch in needed)
 
 
 def per_axis(
@@ -280,6 +282,8 @@ def conv(
     """
     a, w = aligned(x, weight)
     dims = w.ndim - 2
+    if dims > 0 and a.ndim == w.ndim - 1:  # one image, without an axis of images
+        return squeeze(conv(unsqueeze(a, 0), w, bias, stride, padding, dilation, groups), 0)
     if dims < 1 or a.ndim != w.ndim:
         raise ShapeError(
             "conv", f"x is {a.type}, the weight {w.type}", "Both are (·, channels, spatial …)."

@@ -36,7 +36,7 @@ from treadle.ir.types import as_dtype
 def nansum(x: Operand, axis: Axes = None, keepdims: bool = False, dtype: object = None) -> Tensor:
     """Added up over axes, NaN counting as 0."""
     value = _in_dtype(x, dtype)
-    return sum_of(_without_nan(value), axis, keepdims)
+    return sum_of(_without_nan(value), axis, keepdims, dtype)
 
 
 @takes_dim

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from treadle.base.dtypes import DType, int32
-from treadle.base.errors import ArgumentError, ShapeError
+from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.base.numbers import POSITIVE, check_number
 from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.functions.arithmetic import maximum, pow, where
@@ -56,6 +56,7 @@ def avg_pool(
     divisor_override: int | None = None,
 ) -> Tensor:
     """The mean of each window over the spatial axes: (N, C, …) → (N, C, windows …)."""
+    _check_float("avg_pool", x)
     tensor, pool = pool_of("avg_pool", x, kernel, stride, padding, 1, count_include_pad)
     count = math.prod(pool.sizes)
     if divisor_override is None and not ceil_mode:
@@ -67,6 +68,15 @@ def avg_pool(
     mean = bind1(c.AVG_POOL, replace(pool, count_padding=True), longer)
     factors = (count / counts).astype(tensor.dtype.numpy)
     return mean * as_tensor(factors)
+
+
+def _check_float(name: str, x: Operand) -> None:
+    """Means of integers are no integers."""
+    given = as_tensor(x)
+    if not given.dtype.is_float:
+        raise DTypeError(
+            name, f"{given.type} is not a float", "Cast it first, for instance to td.float32."
+        )
 
 
 def pool_of(
@@ -145,6 +155,7 @@ def _counted(x: Tensor, pool: c.Pool) -> np.ndarray:
 
 def adaptive_avg_pool(x: Operand, output_size: OptionalSizes) -> Tensor:
     """The mean of as many windows as the output has elements: (N, C, …) → (N, C, output_size …)."""
+    _check_float("adaptive_avg_pool", x)
     x, sizes = _output(as_tensor(x), "adaptive_avg_pool", output_size)
     lengths = x.shape[x.ndim - len(sizes) :]
     if not any(n % out for n, out in zip(lengths, sizes, strict=True)):
@@ -223,13 +234,15 @@ def max_pool_with_indices(
     stride: Sizes | None = None,
     padding: Sizes = 0,
     dilation: Sizes = 1,
+    ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`max_pool`, and where each greatest lies among the flattened spatial axes, as int32.
 
     (N, C, …) → two of (N, C, windows …).
     """
     tensor, pool = pool_of("max_pool", x, kernel, stride, padding, dilation)
-    windows = pool_windows(pool, tensor, least(tensor.dtype))  # (…, windows …, kernel)
+    longer = _lengthened(tensor, pool, least(tensor.dtype)) if ceil_mode else tensor
+    windows = pool_windows(pool, longer, least(tensor.dtype))  # (…, windows …, kernel)
     first = argmax(windows, -1, keepdims=True)
     values = reshape(take_along_axis(windows, first, -1), windows.shape[:-1])
     dims, lengths = len(pool.sizes), tensor.shape[tensor.ndim - len(pool.sizes) :]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, DTypeError, ShapeError
+from treadle.base.numbers import check_choice
 from treadle.base.shapes import inverse_permutation, size_of
 from treadle.frontend.coerce import as_tensor, broadcast_to, constant
 from treadle.frontend.coerce import cast as cast_to
@@ -241,19 +242,28 @@ def segment_softmax(x: Operand, segments: Operand, count: int) -> Tensor:
 # Searching
 
 
-def searchsorted(sorted: Operand, values: Operand, right: bool = False) -> Tensor:
+@takes_dim(sorted_sequence="sorted")
+def searchsorted(
+    sorted: Operand, values: Operand, right: bool = False, side: str | None = None
+) -> Tensor:
     """Where values would go into a sorted vector to keep it sorted, as int32: → values' shape.
 
-    `right` puts them after equal ones.
+    `right`, or `side="right"`, puts them after equal ones.
     """
+    if side is not None:
+        check_choice("searchsorted", "side", side, ("left", "right"))
+        if right and side == "left":
+            raise ArgumentError("searchsorted", 'right=True with side="left"', "Give one of them.")
+        right = side == "right"
     line, given = as_tensor(sorted), as_tensor(values)
     if line.ndim != 1:
         raise ShapeError("searchsorted", f"{line.type} is no vector", "Give a sorted vector.")
     each = unsqueeze(given, -1)
     before = le(line, each) if right else lt(line, each)
-    return sum_of(cast_to(before, dtypes.int32), -1)
+    return sum_of(before, -1, dtype=dtypes.int32)
 
 
+@takes_dim
 def nonzero(x: Operand, size: int, fill: int = 0) -> Tensor:
     """Indices of the elements of a vector that are not 0, the first `size` of them: (n,) → (size,).
 
@@ -264,11 +274,11 @@ def nonzero(x: Operand, size: int, fill: int = 0) -> Tensor:
     if value.ndim != 1:
         raise ShapeError("nonzero", f"{value.type}", "It is a vector: reshape(-1) comes first.")
     is_set = cast_to(value != 0 if value.dtype is not dtypes.bool_ else value, dtypes.int32)
-    rank = cumsum(is_set, 0) - 1
+    rank = cumsum(is_set, 0, dtype=dtypes.int32) - 1
     is_kept = logical_and(is_set > 0, rank < count)
     # Ranks are distinct, so that each place is written once; the rest goes to one place beyond.
     places = where(is_kept, rank, count)
     index = iota(value.shape, 0)
     found = scatter_add(constant(0, (count + 1,), dtypes.int32), places, index)
-    is_there = iota((count,), 0) < sum_of(is_set)
+    is_there = iota((count,), 0) < sum_of(is_set, dtype=dtypes.int32)
     return where(is_there, slice_along(found, 0, 0, count), fill)

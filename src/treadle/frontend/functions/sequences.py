@@ -10,15 +10,16 @@ import numpy as np
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError, ShapeError
 from treadle.frontend.coerce import as_tensor, broadcast_to, constant
-from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.arithmetic import logical_or, where
 from treadle.frontend.functions.elementary import logaddexp
 from treadle.frontend.functions.indexing import take
+from treadle.frontend.functions.reductions import accumulated
 from treadle.frontend.functions.shaping import (
     axis_of,
     concat,
     integer_of,
     iota,
+    moveaxis,
     number_of,
     permute,
     reshape,
@@ -52,13 +53,12 @@ def _later(x: Tensor, axis: int, by: int, fill: Tensor) -> Tensor:
 
 
 @takes_dim
-def cumprod(x: Operand, axis: int) -> Tensor:
+def cumprod(x: Operand, axis: int, dtype: object = None) -> Tensor:
     """Running products along an axis; gradients are right with zeros among the factors.
 
-    The shape stays.
+    The shape stays. Those of integers and bool are int64, as PyTorch's. `dtype` casts x first.
     """
-    x = as_tensor(x)
-    wide = cast_to(x, dtypes.int32) if x.dtype.bits <= 8 else x
+    wide = accumulated(x, dtype)
     at = axis_of("cumprod", axis, wide)
     one = (constant(1, (), wide.dtype),)
     return _doubled((wide,), at, lambda a, b: (a[0] * b[0],), one)[0]
@@ -112,6 +112,7 @@ def logcumsumexp(x: Operand, axis: int) -> Tensor:
 # Lines
 
 
+@takes_dim
 def linspace(start: float, end: float, steps: int, dtype: object = dtypes.float32) -> Tensor:
     """Evenly spaced values from start to end, both included: → (steps,)."""
     count = _steps("linspace", steps)
@@ -126,6 +127,7 @@ def _steps(name: str, steps: int) -> int:
     return count
 
 
+@takes_dim
 def logspace(
     start: float, end: float, steps: int, base: float = 10.0, dtype: object = dtypes.float32
 ) -> Tensor:
@@ -136,10 +138,14 @@ def logspace(
 
 
 def meshgrid(*tensors: Operand, indexing: str = "ij") -> tuple[Tensor, ...]:
-    """Vectors along axes of their own, repeated along the others: (n,), (m,) → two of (n, m)."""
+    """Vectors along axes of their own, repeated along the others: (n,), (m,) → two of (n, m).
+
+    They may be given as one list.
+    """
     if indexing not in ("ij", "xy"):
         raise ArgumentError("meshgrid", f"indexing is {indexing!r}", 'Use "ij" or "xy".')
-    given = [as_tensor(t) for t in tensors]
+    listed = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
+    given = [as_tensor(t) for t in listed]
     if any(t.ndim > 1 for t in given):
         raise ShapeError("meshgrid", f"{[str(t.type) for t in given]}", "They are vectors.")
     order = list(range(len(given)))
@@ -176,6 +182,7 @@ def kron(x: Operand, y: Operand) -> Tensor:
     return reshape(left * right, tuple(p * q for p, q in zip(first, second, strict=True)))
 
 
+@takes_dim(dim1="axis1", dim2="axis2")
 def diagonal(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     """The diagonal of two axes, as the last axis: (A, B, C) → (C, min(A, B)) without an offset."""
     x, shift = as_tensor(x), integer_of("diagonal", "offset", offset)
@@ -204,17 +211,25 @@ def diag(x: Operand, offset: int = 0) -> Tensor:
     return diag_embed(x, offset)
 
 
-def diag_embed(x: Operand, offset: int = 0) -> Tensor:
-    """Matrices with the last axis on their diagonal: (…, n) → (…, n + |offset|, n + |offset|)."""
+@takes_dim(dim1="axis1", dim2="axis2")
+def diag_embed(x: Operand, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Tensor:
+    """Matrices with the last axis on their diagonal: (…, n) → (…, n + |offset|, n + |offset|).
+
+    `axis1` and `axis2` are where the rows and columns are in the result.
+    """
     x, shift = as_tensor(x), integer_of("diag_embed", "offset", offset)
     if x.ndim == 0:
         raise ShapeError("diag_embed", f"{x.type}", "It has an axis.")
+    ends = [axis_of("diag_embed", axis, x, extra=1) for axis in (axis1, axis2)]
+    if ends[0] == ends[1]:
+        raise ShapeError("diag_embed", f"axes {axis1} and {axis2} are one", "Name two axes.")
     n, n_all = x.shape[-1], x.shape[-1] + abs(shift)
     low = max(0, -shift)
     on_line = iota((n_all, n_all), 1) - iota((n_all, n_all), 0) == shift
     # Element (i, j) of the line is entry i − low.
     entries = np.clip(np.arange(n_all) - low, 0, max(0, n - 1)).astype(np.int32)
-    return where(on_line, unsqueeze(take(x, entries, -1), -1), 0)
+    found = where(on_line, unsqueeze(take(x, entries, -1), -1), constant(0, (), x.dtype))
+    return moveaxis(found, (-2, -1), ends)
 
 
 # Repeats

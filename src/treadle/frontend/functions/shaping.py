@@ -41,6 +41,8 @@ def axes_of(name: str, axes: Axes, x: Tensor) -> tuple[int, ...]:
     if axes is None:
         return tuple(range(x.ndim))
     given = axes if isinstance(axes, Sequence) and not isinstance(axes, str) else (axes,)
+    if not x.ndim and len(given) == 1 and given[0] in (0, -1):
+        return ()  # PyTorch's one axis of a scalar
     found = sorted(axis_of(name, a, x) for a in given)
     if len(set(found)) != len(found):
         raise AxisError(
@@ -126,12 +128,22 @@ def transpose(x: Operand, first: int, second: int) -> Tensor:
     return permute(x, order)
 
 
-def moveaxis(x: Operand, source: int, destination: int) -> Tensor:
-    """One axis moved to another place: (A, B, C) → (B, C, A)."""
+def moveaxis(x: Operand, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+    """Axes moved to other places, the others staying in order: (A, B, C) → (B, C, A)."""
     x = as_tensor(x)
-    a, b = axis_of("moveaxis", source, x), axis_of("moveaxis", destination, x)
-    order = [i for i in range(x.ndim) if i != a]
-    order.insert(b, a)
+    ends = [
+        [axis_of("moveaxis", a, x) for a in (given if isinstance(given, Sequence) else (given,))]
+        for given in (source, destination)
+    ]
+    if len(ends[0]) != len(ends[1]) or any(len(set(end)) != len(end) for end in ends):
+        raise AxisError(
+            "moveaxis",
+            f"axes {source} of {x.type} to {destination}",
+            "Name as many places as axes, each once.",
+        )
+    order = [i for i in range(x.ndim) if i not in ends[0]]
+    for place, axis in sorted(zip(ends[1], ends[0], strict=True)):
+        order.insert(place, axis)
     return permute(x, order)
 
 
@@ -320,10 +332,26 @@ def flip(x: Operand, axis: Axes = None) -> Tensor:
 
 
 @takes_dim
-def roll(x: Operand, shift: int, axis: int) -> Tensor:
-    """Moved along an axis; what leaves at one end enters at the other. The shape stays."""
+def roll(x: Operand, shift: int | Sequence[int], axis: Axes = None) -> Tensor:
+    """Moved along axes, each by its shift; what leaves at one end enters at the other.
+
+    Without an axis the elements move as one row. The shape stays.
+    """
     x = as_tensor(x)
-    at = axis_of("roll", axis, x)
+    shifts = shift if isinstance(shift, Sequence) else (shift,)
+    if axis is None:
+        if len(shifts) != 1:
+            raise ArgumentError("roll", f"shifts {shift} without axes", "Name an axis for each.")
+        return reshape(_rolled(reshape(x, (-1,)), shifts[0], 0), x.shape)
+    axes = axis if isinstance(axis, Sequence) else (axis,)
+    if len(axes) != len(shifts):
+        raise ArgumentError("roll", f"shifts {shift} along axes {axis}", "Give one for each axis.")
+    for by, along in zip(shifts, axes, strict=True):
+        x = _rolled(x, by, axis_of("roll", along, x))
+    return x
+
+
+def _rolled(x: Tensor, shift: int, at: int) -> Tensor:
     n = x.shape[at]
     cut = -integer_of("roll", "the shift", shift) % n if n else 0
     return x if cut == 0 else concat([slice_along(x, at, cut, n), slice_along(x, at, 0, cut)], at)
@@ -399,6 +427,7 @@ def fitted(name: str, update: Operand, x: Tensor) -> Tensor:
     return cast_to(given, x.dtype)
 
 
+@takes_dim(size="shape", fill_value="value")
 def full(shape: Shape, value: Number, dtype: object = dtypes.float32) -> Tensor:
     """One value everywhere: → shape."""
     if isinstance(value, Tensor):
@@ -412,26 +441,33 @@ def full(shape: Shape, value: Number, dtype: object = dtypes.float32) -> Tensor:
     return constant(number, checked.shape, checked.dtype)
 
 
+@takes_dim(size="shape")
 def zeros(shape: Shape, dtype: object = dtypes.float32) -> Tensor:
     """Zeros: → shape."""
     return full(shape, 0, dtype)
 
 
+@takes_dim(size="shape")
 def ones(shape: Shape, dtype: object = dtypes.float32) -> Tensor:
     """Ones: → shape."""
     return full(shape, 1, dtype)
 
 
-def zeros_like(x: Operand) -> Tensor:
-    """Zeros of x's shape and dtype."""
-    x = as_tensor(x)
-    return constant(0, x.shape, x.dtype)
+@takes_dim
+def zeros_like(x: Operand, dtype: object = None) -> Tensor:
+    """Zeros of x's shape, and of its dtype unless one is given."""
+    return _spread_like(x, 0, dtype)
 
 
-def ones_like(x: Operand) -> Tensor:
-    """Ones of x's shape and dtype."""
+@takes_dim
+def ones_like(x: Operand, dtype: object = None) -> Tensor:
+    """Ones of x's shape, and of its dtype unless one is given."""
+    return _spread_like(x, 1, dtype)
+
+
+def _spread_like(x: Operand, value: int, dtype: object) -> Tensor:
     x = as_tensor(x)
-    return constant(1, x.shape, x.dtype)
+    return constant(value, x.shape, x.dtype if dtype is None else as_dtype(dtype))
 
 
 def iota(shape: Shape, axis: int = -1, dtype: object = dtypes.int32) -> Tensor:
@@ -445,6 +481,7 @@ def iota(shape: Shape, axis: int = -1, dtype: object = dtypes.int32) -> Tensor:
     return bind1(IOTA, Iota(found, sizes, as_dtype(dtype)))
 
 
+@takes_dim(end="stop")
 def arange(
     start: int, stop: int | None = None, step: int = 1, dtype: object = dtypes.int32
 ) -> Tensor:
@@ -464,6 +501,7 @@ def arange(
     return cast_to(line if start == 0 else line + start, chosen)
 
 
+@takes_dim
 def eye(n: int, m: int | None = None, dtype: object = dtypes.float32) -> Tensor:
     """Ones on the diagonal, zeros elsewhere: → (n, m)."""
     shape = (n, n if m is None else m)

@@ -10,7 +10,7 @@ from treadle.frontend.coerce import as_tensor, cast, constant
 from treadle.frontend.functions import activations as f
 from treadle.frontend.functions import arithmetic as a
 from treadle.frontend.functions import elementary as e
-from treadle.frontend.functions import gamma
+from treadle.frontend.functions import gamma, powers
 from treadle.frontend.functions.shaping import expand, reshape
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.interop.torch.rows.table import aten, declare_all
@@ -46,7 +46,7 @@ for _name in ("eq", "ge", "gt", "le", "lt", "ne", "mul", "remainder"):
 for _name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
     declare_all({f"{_name}.{kind}": getattr(a, _name) for kind in ("Tensor", "Scalar")})
 for _kind in ("Tensor_Tensor", "Tensor_Scalar", "Scalar"):
-    declare_all({f"pow.{_kind}": a.pow})
+    declare_all({f"pow.{_kind}": powers.pow})
 
 
 def scaled(x: Operand, factor: Any) -> Tensor:

@@ -227,5 +227,5 @@ def _bucketize(x: Tensor, line: Tensor, out_int32: bool = False, right: bool = F
 @aten("isin.Tensor_Tensor")
 def _isin(x: Tensor, among: Tensor, assume_unique: bool = False, invert: bool = False) -> Tensor:
     same = eq(unsqueeze(x, -1), reshape(among, -1))
-    count = sum_over(cast(same, int32), -1)
+    count = sum_over(same, -1, dtype=int32)
     return eq(count, 0) if invert else count > 0

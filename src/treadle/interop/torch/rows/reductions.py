@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from treadle.base.dtypes import DType, bool_, int64
 from treadle.frontend.coerce import cast
 from treadle.frontend.functions import reductions as r
 from treadle.frontend.functions import sequences, statistics
-from treadle.frontend.functions.arithmetic import abs, mul, ne, pow, sqrt, where
+from treadle.frontend.functions.arithmetic import mul, ne, sqrt, where
 from treadle.frontend.functions.indexing import getitem, take_along_axis
 from treadle.frontend.functions.shaping import reshape, squeeze
 from treadle.frontend.tensor import Tensor
@@ -35,7 +34,7 @@ def _typed(x: Tensor, dtype: DType | None) -> Tensor:
 
 @aten("sum", "sum.dim_IntList")
 def _sum(x: Tensor, dim: Dims = None, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
-    return r.sum(_typed(x, dtype), axes(dim), keepdim)
+    return r.sum(x, axes(dim), keepdim, dtype)
 
 
 @aten("mean", "mean.dim")
@@ -45,7 +44,7 @@ def _mean(x: Tensor, dim: Dims = None, keepdim: bool = False, dtype: DType | Non
 
 @aten("prod", "prod.dim_int")
 def _prod(x: Tensor, dim: Dims = None, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
-    return r.prod(_typed(x, dtype), axes(dim), keepdim)
+    return r.prod(x, axes(dim), keepdim, dtype)
 
 
 @aten("nansum")
@@ -119,7 +118,7 @@ def _all(x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
 
 @aten("count_nonzero", "count_nonzero.dim_IntList")
 def _count_nonzero(x: Tensor, dim: Dims = None) -> Tensor:
-    return r.sum(cast(cast(x, bool_), int64), axes(dim))
+    return r.sum(cast(x, bool_), axes(dim))
 
 
 # Variances
@@ -180,14 +179,7 @@ def _vector_norm(
     x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, dtype: Any = None
 ) -> Tensor:
     value, over = _typed(x, dtype), axes(dim)
-    if ord == 2:
-        return r.norm(value, over, keepdim)
-    if ord in (math.inf, -math.inf):
-        return (r.max if ord > 0 else r.min)(abs(value), over, keepdim)
-    if ord == 0:
-        return r.sum(cast(ne(value, 0), value.dtype), over, keepdim)
-    total = r.sum(abs(value) if ord == 1 else pow(abs(value), ord), over, keepdim)
-    return total if ord == 1 else pow(total, 1 / ord)
+    return r.norm_over(value, ord, over, keepdim)
 
 
 @aten("norm.Scalar", "norm.ScalarOpt_dim")
@@ -207,7 +199,7 @@ def _frobenius(x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
 
 @aten("trace")
 def _trace(x: Tensor) -> Tensor:
-    return r.sum(_typed(sequences.diagonal(x), None))
+    return r.sum(sequences.diagonal(x))
 
 
 # Along an axis
@@ -215,12 +207,12 @@ def _trace(x: Tensor) -> Tensor:
 
 @aten("cumsum")
 def _cumsum(x: Tensor, dim: int, dtype: DType | None = None) -> Tensor:
-    return r.cumsum(_typed(x, dtype), dim) if x.ndim else _typed(x, dtype)
+    return r.cumsum(x, dim, dtype=dtype) if x.ndim else r.accumulated(x, dtype)
 
 
 @aten("cumprod")
 def _cumprod(x: Tensor, dim: int, dtype: DType | None = None) -> Tensor:
-    return sequences.cumprod(_typed(x, dtype), dim)
+    return sequences.cumprod(x, dim, dtype)
 
 
 @aten("logcumsumexp")

@@ -171,7 +171,7 @@ def _lp_norm(call: Call, x: Value) -> Tensor:
     if call.integer("p", 2) == 1:
         norm = r.sum(a.abs(tensor), axis, keepdims=True)
     else:
-        norm = r.norm(tensor, axis, keepdims=True)
+        norm = r.norm(tensor, axis=axis, keepdims=True)
     return a.where(a.eq(norm, 0), 0.0, tensor / a.where(a.eq(norm, 0), 1.0, norm))
 
 

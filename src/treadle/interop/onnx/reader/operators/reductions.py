@@ -68,15 +68,15 @@ def _mean(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
     if x.dtype.is_float:
         return r.mean(x, axes, keep)
     count = max(1, r.count_of(x, axes))
-    return a.floor_divide(r.sum(x, axes, keep), count)
+    return a.floor_divide(r.sum(x, axes, keep, x.dtype), count)
 
 
 def _sum(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
-    return r.sum(x, axes, keep)
+    return r.sum(x, axes, keep, x.dtype)
 
 
 def _prod(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
-    return r.prod(x, axes, keep)
+    return r.prod(x, axes, keep, x.dtype)
 
 
 def _of(outer: Callable[[Tensor], Tensor] | None, inner: Callable[[Tensor], Tensor]) -> Reduction:
@@ -84,7 +84,7 @@ def _of(outer: Callable[[Tensor], Tensor] | None, inner: Callable[[Tensor], Tens
 
     def reduction(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
         wide = x if x.dtype.is_float or outer is None else cast_to(x, dtypes.float64)
-        total = r.sum(inner(wide), axes, keep)
+        total = r.sum(inner(wide), axes, keep, wide.dtype)
         return total if outer is None else outer(total)
 
     return reduction
@@ -136,7 +136,8 @@ def _cumulated(call: Call, x: Value, axis: Value) -> Tensor:
         pairs = [(int(i == at), 0) for i in range(tensor.ndim)]
         longer = s.pad(tensor, pairs, 0 if call.op == "CumSum" else 1)
         tensor = s.slice_along(longer, at, 0, size)
-    found = r.cumsum(tensor, at) if call.op == "CumSum" else cumprod(tensor, at)
+    running = r.cumsum if call.op == "CumSum" else cumprod
+    found = running(tensor, at, dtype=tensor.dtype)
     return s.flip(found, at) if is_reverse else found
 
 
