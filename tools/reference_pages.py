@@ -273,6 +273,7 @@ TITLES = {
     "sequences": "Running results, lines and diagonals",
     "shaping": "Shapes, and tensors from nothing", "padding": "Shapes, and tensors from nothing",
     "arranging": "Shapes, and tensors from nothing",
+    "dynamic": "Shapes, and tensors from nothing",
     "indexing": "Gathering and scattering", "segments": "Gathering and scattering",
     "scattering": "Gathering and scattering",
     "linalg": "Linear algebra",

@@ -154,6 +154,8 @@ from treadle.frontend.functions.distances import normalize as normalize
 from treadle.frontend.functions.distances import pairwise_distance as pairwise_distance
 from treadle.frontend.functions.distances import squared_distances as squared_distances
 from treadle.frontend.functions.distances import vector_norm as vector_norm
+from treadle.frontend.functions.dynamic import dynamic_slice as dynamic_slice
+from treadle.frontend.functions.dynamic import dynamic_update_slice as dynamic_update_slice
 from treadle.frontend.functions.elementary import acos as acos
 from treadle.frontend.functions.elementary import acosh as acosh
 from treadle.frontend.functions.elementary import addcdiv as addcdiv
@@ -270,8 +272,6 @@ from treadle.frontend.functions.sequences import repeat_interleave as repeat_int
 from treadle.frontend.functions.shaping import arange as arange
 from treadle.frontend.functions.shaping import chunk as chunk
 from treadle.frontend.functions.shaping import concat as concat
-from treadle.frontend.functions.shaping import dynamic_slice as dynamic_slice
-from treadle.frontend.functions.shaping import dynamic_update_slice as dynamic_update_slice
 from treadle.frontend.functions.shaping import expand as expand
 from treadle.frontend.functions.shaping import eye as eye
 from treadle.frontend.functions.shaping import flatten as flatten

@@ -11,12 +11,11 @@ from treadle.base.errors import GradientError
 from treadle.base.shapes import inverse_permutation
 from treadle.frontend.coerce import cast
 from treadle.frontend.functions.arithmetic import eq
+from treadle.frontend.functions.dynamic import dynamic_slice, dynamic_update_slice
 from treadle.frontend.functions.linear import contract
 from treadle.frontend.functions.reductions import cumsum
 from treadle.frontend.functions.reductions import sum as sum_of
 from treadle.frontend.functions.shaping import (
-    dynamic_slice,
-    dynamic_update_slice,
     flip,
     pad,
     permute,

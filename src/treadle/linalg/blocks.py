@@ -6,17 +6,9 @@ from collections.abc import Callable
 
 from treadle.frontend.control import scan
 from treadle.frontend.functions.arithmetic import sqrt, where
+from treadle.frontend.functions.dynamic import dynamic_slice, dynamic_update_slice
 from treadle.frontend.functions.sequences import diagonal
-from treadle.frontend.functions.shaping import (
-    arange,
-    concat,
-    dynamic_slice,
-    dynamic_update_slice,
-    iota,
-    pad,
-    permute,
-    reshape,
-)
+from treadle.frontend.functions.shaping import arange, concat, iota, pad, permute, reshape
 from treadle.frontend.tensor import Tensor
 from treadle.linalg.matrices import column, entry, identity, outer, product, row, turned
 

@@ -11,15 +11,9 @@ from treadle.base.shapes import Shape, broadcast_shapes
 from treadle.base.trees import Tree, map_leaves
 from treadle.frontend.coerce import broadcast_to, cast
 from treadle.frontend.functions.arithmetic import as_real, where
+from treadle.frontend.functions.dynamic import dynamic_slice
 from treadle.frontend.functions.linear import aligned, matmul
-from treadle.frontend.functions.shaping import (
-    dynamic_slice,
-    eye,
-    iota,
-    reshape,
-    squeeze,
-    transpose,
-)
+from treadle.frontend.functions.shaping import eye, iota, reshape, squeeze, transpose
 from treadle.frontend.tensor import Operand, Tensor
 
 

@@ -12,11 +12,8 @@ from treadle.frontend.functions.arithmetic import (
     logical_not,
     where,
 )
-from treadle.frontend.functions.shaping import (
-    dynamic_update_slice,
-    iota,
-    reshape,
-)
+from treadle.frontend.functions.dynamic import dynamic_update_slice
+from treadle.frontend.functions.shaping import iota, reshape
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.nn import init
 from treadle.nn.module import Module, State, update

@@ -29,9 +29,10 @@ from treadle.frontend.functions.arithmetic import (
     sqrt,
     where,
 )
+from treadle.frontend.functions.dynamic import dynamic_slice, dynamic_update_slice
 from treadle.frontend.functions.reductions import max as max_of
 from treadle.frontend.functions.reductions import sum as sum_of
-from treadle.frontend.functions.shaping import concat, dynamic_slice, dynamic_update_slice, iota
+from treadle.frontend.functions.shaping import concat, iota
 from treadle.frontend.scopes import at_one_line
 from treadle.frontend.tensor import Tensor
 from treadle.optim.building import Rate, schedule_beside, zeros

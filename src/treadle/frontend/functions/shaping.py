@@ -19,7 +19,7 @@ from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.arithmetic import where
 from treadle.frontend.scopes import bind1
 from treadle.frontend.spelling import takes_dim
-from treadle.frontend.tensor import Axes, Operand, Placeholder, Tensor
+from treadle.frontend.tensor import Axes, Operand, Tensor
 from treadle.ir.literal import Number
 from treadle.ir.ops import shaping as s
 from treadle.ir.ops.leaves import IOTA, Iota
@@ -70,7 +70,7 @@ def _listed(name: str, tensors: object) -> list[Operand]:
     return list(tensors)
 
 
-def _integers(name: str, label: str, given: tuple[Any, ...]) -> list[int]:
+def integers_of(name: str, label: str, given: tuple[Any, ...]) -> list[int]:
     """Given one by one, or as one sequence."""
     values = given[0] if len(given) == 1 and isinstance(given[0], Sequence) else given
     return [integer_of(name, label, n) for n in values]
@@ -79,7 +79,7 @@ def _integers(name: str, label: str, given: tuple[Any, ...]) -> list[int]:
 def reshape(x: Operand, *shape: Any) -> Tensor:
     """Other sizes for the same elements in the same order, one may be −1: (2, 6) → (4, 3)."""
     x = as_tensor(x)
-    sizes = _integers("reshape", "a size", shape)
+    sizes = integers_of("reshape", "a size", shape)
     if sizes.count(-1) == 1:
         known = size_of([n for n in sizes if n != -1])
         if known == 0 or x.size % known:
@@ -107,7 +107,7 @@ def reshape(x: Operand, *shape: Any) -> Tensor:
 def permute(x: Operand, *axes: Any) -> Tensor:
     """The axes in another order, axis i being axis axes[i] of x: (A, B, C) → (C, A, B)."""
     x = as_tensor(x)
-    given = _integers("permute", "an axis", axes)
+    given = integers_of("permute", "an axis", axes)
     order = tuple(axis_of("permute", a, x) for a in given)
     if sorted(order) != list(range(x.ndim)):
         raise AxisError(
@@ -189,7 +189,7 @@ def unsqueeze(x: Operand, axis: int) -> Tensor:
 def expand(x: Operand, *shape: Any) -> Tensor:
     """Repeated to a shape, as NumPy's broadcast_to: (A, 1) → (B, A, C); −1 is the size it has."""
     x = as_tensor(x)
-    given = tuple(_integers("expand", "a size", shape))
+    given = tuple(integers_of("expand", "a size", shape))
     new = len(given) - x.ndim  # axes in front that x does not have
     sizes = tuple(x.shape[i - new] if n == -1 and i >= new else n for i, n in enumerate(given))
     if min(sizes, default=0) < 0 or broadcast_shapes(x.shape, sizes) != sizes:
@@ -314,7 +314,7 @@ def pad(
         raise ArgumentError("pad", f"amounts are {amounts}", "Give (before, after) for each axis.")
     low = tuple(integer_of("pad", "an amount", before) for before, _ in amounts)
     high = tuple(integer_of("pad", "an amount", after) for _, after in amounts)
-    gaps = tuple(_integers("pad", "interior", (interior,))) if interior is not None else ()
+    gaps = tuple(integers_of("pad", "interior", (interior,))) if interior is not None else ()
     gaps = gaps or (0,) * x.ndim
     if not any((*low, *high, *gaps)):
         return x
@@ -360,7 +360,7 @@ def _rolled(x: Tensor, shift: int, at: int) -> Tensor:
 def repeat(x: Operand, *times: int) -> Tensor:
     """Tiled: copies along each axis, as torch.Tensor.repeat: (A, B) → (m · A, n · B)."""
     x = as_tensor(x)
-    counts = _integers("repeat", "a count", times)
+    counts = integers_of("repeat", "a count", times)
     if len(counts) < x.ndim:
         raise ShapeError(
             "repeat",
@@ -375,46 +375,6 @@ def repeat(x: Operand, *times: int) -> Tensor:
         s.BROADCAST, s.Broadcast(paired, tuple(range(1, 2 * len(shape), 2))), reshape(x, shape)
     )
     return reshape(spread, tuple(c * n for c, n in zip(counts, shape, strict=True)))
-
-
-def dynamic_slice(x: Operand, starts: Operand, sizes: Sequence[int]) -> Tensor:
-    """A window of fixed sizes whose start indices are data, moved to lie inside: x → sizes.
-
-    `starts` is a tensor, or one integer or scalar tensor for each axis: `(0, position)`.
-    """
-    fixed = tuple(_integers("dynamic_slice", "a size", (sizes,)))
-    at = _starts("dynamic_slice", starts)
-    return bind1(s.DYNAMIC_SLICE, s.DynamicSlice(fixed), as_tensor(x), at)
-
-
-def dynamic_update_slice(x: Operand, update: Operand, starts: Operand) -> Tensor:
-    """x with a window replaced whose start indices are data; it is moved to lie inside.
-
-    `starts` is a tensor, or one integer or scalar tensor for each axis: `(0, position)`.
-
-    Shapes: x (A, B), update (C, D) → (A, B).
-    """
-    x = as_tensor(x)
-    given = fitted("dynamic_update_slice", update, x)
-    at = _starts("dynamic_update_slice", starts)
-    return bind1(s.DYNAMIC_UPDATE, s.DynamicUpdate(), x, given, at)
-
-
-def _starts(name: str, starts: Any) -> Tensor:
-    """Start indices in one row, where some are numbers and some are tensors."""
-    is_row = isinstance(starts, (list, tuple))
-    if not is_row or not any(isinstance(n, (Tensor, Placeholder)) for n in starts):
-        return as_tensor(starts)
-    dtype = common_dtype(starts)
-    found = [as_tensor(n) for n in starts]
-    wrong = [t for t in found if t.shape != () or not t.dtype.is_integer]
-    if wrong:
-        raise ShapeError(
-            name,
-            f"a start is {wrong[0].type}, not one integer",
-            "Give an integer or a scalar tensor of integers for each axis.",
-        )
-    return stack([cast_to(t, dtype) for t in found])
 
 
 def fitted(name: str, update: Operand, x: Tensor) -> Tensor:

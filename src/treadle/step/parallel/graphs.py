@@ -15,15 +15,9 @@ from treadle.base.dtypes import DType
 from treadle.distributed.shards import Merge, Pieces, Share, merges
 from treadle.frontend.coerce import cast
 from treadle.frontend.functions.arithmetic import isfinite
+from treadle.frontend.functions.dynamic import dynamic_slice
 from treadle.frontend.functions.reductions import sum as sum_of
-from treadle.frontend.functions.shaping import (
-    dynamic_slice,
-    pad,
-    reshape,
-    slice_along,
-    stack,
-    zeros_like,
-)
+from treadle.frontend.functions.shaping import pad, reshape, slice_along, stack, zeros_like
 from treadle.frontend.scopes import Trace, isolated_tracing
 from treadle.frontend.tensor import Tensor
 from treadle.ir.graph import Graph, Output, OutputKind, Value

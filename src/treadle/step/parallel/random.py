@@ -15,7 +15,8 @@ from treadle.base.errors import ArgumentError
 from treadle.base.shapes import Shape, size_of
 from treadle.frontend.coerce import cast, constant
 from treadle.frontend.functions.arithmetic import floor_divide
-from treadle.frontend.functions.shaping import concat, dynamic_slice, slice_along
+from treadle.frontend.functions.dynamic import dynamic_slice
+from treadle.frontend.functions.shaping import concat, slice_along
 from treadle.frontend.scopes import Trace, isolated_tracing
 from treadle.ir.control import Call, Scan, bodies
 from treadle.ir.graph import Graph, Output, Value
