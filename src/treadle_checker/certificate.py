@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from treadle_checker import reading
+from treadle_checker.budget import FILE, Budget
 from treadle_checker.equality import check_related, has_updates
 from treadle_checker.gradient import check_gradient
 from treadle_checker.graph import read_graph
@@ -148,7 +149,7 @@ class _Checking:
     """One certificate."""
 
     def __init__(self, data: bytes, report: Report, effort: int):
-        self.report, self.effort = report, effort
+        self.report, self.effort, self.budget = report, effort, Budget()
         document = reading.parsed(data)
         if type(document) is dict and document.get("version") != VERSION:
             raise Unreadable("its format or its version is not one that this checker knows")
@@ -233,7 +234,7 @@ class _Checking:
 
         proposed = several(reading.row(both, *[reading.integer()] * 4))(self.record(pairs))
         try:
-            found = check_related(relation, before, after, proposed)
+            found = check_related(relation, before, after, proposed, budget=self.budget)
         except Rejected as wrong:
             if condition:  # numbers that are near are taken for equal
                 raise NotEstablished(str(wrong)) from wrong
@@ -254,7 +255,7 @@ class _Checking:
             plain, sloped = self.graph(loss), self.graph(both)
             if not any(_form(sloped) == _form(graph) for graph in whole):
                 raise NotEstablished("the small instance is not of the same form as the step")
-            return check_gradient(plain, sloped)
+            return check_gradient(plain, sloped, budget=self.budget.part(FILE // 4))
 
         told = "the gradient equals forward mode exactly over F_p"
         self.claim(told, "a small instance of the loss", look)
@@ -267,9 +268,11 @@ class _Checking:
             told = "the graph that was scheduled equals the one before over the reals"
             self.claim(told, name, lambda: self._related("equal", whole, scopes[""], pairs))
             for scope in sorted(scopes.keys() - {""}):
-                self.claim(told, f"{name} {scope}", partial(_check_body, scope, scopes))
+                self.claim(
+                    told, f"{name} {scope}", partial(_check_body, scope, scopes, self.budget)
+                )
             found = read_program(self.record(program))
-            self.report.claims += check_program(found, scopes, self.effort)
+            self.report.claims += check_program(found, scopes, self.effort, self.budget)
             missing = "" if self.effort else "kernels were not compared with the graph: effort 0"
         if missing:
             claim = Claim("its kernels compute its graph", name, reason=missing)
@@ -324,10 +327,10 @@ class _Checking:
         self.report.signature = known if _is_verified(self.text, key, value) else missing
 
 
-def _check_body(scope: str, graphs: Mapping[str, Graph]) -> str:
+def _check_body(scope: str, graphs: Mapping[str, Graph], budget: Budget) -> str:
     """That the graph of a scan's kernels is the scan's body."""
     node, body = Scopes(graphs, ()).body_of(scope)
-    found = check_related("equal", node.attributes["body"], body, ())
+    found = check_related("equal", node.attributes["body"], body, (), budget=budget)
     return f"{found.congruent} values by their form, {found.compared} over the field"
 
 

@@ -13,6 +13,7 @@ from functools import reduce
 import numpy as np
 
 from treadle_checker import field as numbers
+from treadle_checker.budget import CALL
 from treadle_checker.field import Array, Element, Field, chosen, is_float, joined, plain
 from treadle_checker.index import Index, within
 from treadle_checker.reading import NotEstablished
@@ -74,7 +75,7 @@ class Elements:
         self.scans: dict[int, Scan] = {}
 
     def at(self, value: Value, at: Array) -> Element:
-        self.field.spend(_limited(len(at)))
+        self.field.budget.spend(CALL + _limited(len(at)))
         source = self.given(value)
         if source is not None:
             return self._in_blocks(source, at)
@@ -83,6 +84,7 @@ class Elements:
         size = self.graph.type_of(value).size
         if is_view(self.graph.nodes[value.node]) and 2 * len(at) < size:
             return self._made(value, at)  # its operand looks for those that are equal
+        self.field.budget.spend(4 * len(at))
         unique, places = _distinct(at, size)
         if 2 * len(unique) >= size:
             return self.whole(value).map(lambda a: a[at])
@@ -103,7 +105,9 @@ class Elements:
     def whole(self, value: Value) -> Element:
         """All elements in order."""
         if value not in self.known:
-            every = np.arange(_limited(self.graph.type_of(value).size))
+            size = _limited(self.graph.type_of(value).size)
+            self.field.budget.spend(CALL + 2 * size)
+            every = np.arange(size)
             source = self.given(value)
             made = self._made(value, every) if source is None else self._in_blocks(source, every)
             self.known[value] = made
@@ -184,6 +188,7 @@ class Use:
         self.types: list[Type] = [on.graph.type_of(v) for v in node.operands]
         self.dtype = (self.types or node.types)[0].dtype  # of the first operand
         self.shape = node.types[output].shape
+        self.field.budget.spend((1 + len(self.shape)) * self.count)
         self.index = unravel(at, self.shape)
         self.variables: Variables = {str(i): x for i, x in enumerate(self.index)}
 
@@ -261,7 +266,7 @@ def _reduced(use: Use) -> Element:
     lines = [use.lines(k) for k in range(2)] if is_product else []
     counts = [int(places.max(initial=0)) + 1 for _, places in lines] or [use.count]
     is_matrix = len(counts) == 2 and math.prod(counts) <= 2 * use.count + 64
-    use.field.spend(math.prod(over), is_now=False)
+    use.field.budget.need(math.prod(over))
     found: Element | None = None
     for terms in use.on.blocks(math.prod(over), max(counts) if is_matrix else use.count):
         inner = {str(len(use.shape) + k): i[:, None] for k, i in enumerate(unravel(terms, over))}
@@ -288,7 +293,7 @@ def _ordered(use: Use) -> Element:
     wanted = _distinct(line, math.prod(use.shape) // asked)[0]
     if not np.isin(wanted, lines).all():  # those that were sorted are kept
         lines = np.union1d(lines, wanted)
-        _limited(length * len(lines))
+        use.field.budget.spend(8 * _limited(length * len(lines)))
         first = lines // step * (step * length) + lines % step
         given = use.on.table(use.node.operands[0], first + step * np.arange(length)[:, None])
         order = use.field.order(given, use.dtype) * (-1 if use.a["descending"] else 1)
@@ -308,7 +313,7 @@ def _scatter_add(use: Use) -> Element:
     each, batches = math.prod(places[batch:]), places[:batch]
     own = ravel(index[:batch], batches, use.count)
     groups, which = _distinct(own, math.prod(batches))
-    _limited(len(groups) * each)
+    use.field.budget.spend(8 * _limited(len(groups) * each))
     spots = (groups[:, None] * each + np.arange(each)).reshape(-1)
     wanted = use.on.at(use.node.operands[1], spots).p.astype(np.int64)
     inside = (wanted >= 0) & (wanted < size)
@@ -317,6 +322,7 @@ def _scatter_add(use: Use) -> Element:
     own = which * size + index[axis]
     first, last = (np.searchsorted(keys[order], own, side) for side in ("left", "right"))
     count = _limited(int((last - first).sum()))
+    use.field.budget.spend(8 * (count + use.count))
     element = np.repeat(np.arange(use.count), last - first)
     spot = np.arange(count) - np.repeat(np.cumsum(last - first) - last, last - first)
     chosen_spots = unravel(spots[order[spot]], places)[batch:]
@@ -328,6 +334,7 @@ def _scatter_add(use: Use) -> Element:
 
 def _random_bits(use: Use) -> Element:
     """Philox4x32-10: word i mod 4 of block i div 4, of the counter (block, scan, step, site)."""
+    use.field.budget.spend(64 * use.count)
     key = use.on.whole(use.node.operands[0]).p
     seed0, seed1, step, micro, scan, first = (int(w) for w in key)
     last = ((micro << 16) + ((use.a["site"] + first) & 0xFFFF)) & 0xFFFFFFFF

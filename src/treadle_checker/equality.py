@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from treadle_checker.budget import FILE, Budget
 from treadle_checker.elements import Elements, Source
 from treadle_checker.field import ELEMENTWISE, Array, Element, Field, is_float, same
 from treadle_checker.reading import NotEstablished, Rejected
@@ -31,7 +32,7 @@ MOST_OPEN = 1200  # nodes between two values and the leaves of their graphs
 class Effort(NamedTuple):
     """How long may be looked, and at how much."""
 
-    spent: int = 2**31  # operations, all comparisons together; one may take an eighth
+    spent: int = FILE  # operations, all comparisons together; one may take an eighth
     samples: int = 14  # elements of a value, beside the first and the last; all of twice as many
 
 
@@ -55,8 +56,8 @@ FormKey = tuple[str, int, tuple[int, ...]]  # an op, which output, and the class
 class Equality:
     """Classes of values that are known to be equal, of a graph and of the one that came of it."""
 
-    def __init__(self, before: Graph, after: Graph, effort: Effort = WHOLE):
-        self.graphs, self.effort = (before, after), effort
+    def __init__(self, before: Graph, after: Graph, effort: Effort, budget: Budget):
+        self.graphs, self.effort, self.budget = (before, after), effort, budget
         self.parent: list[int] = []
         self.made: list[tuple[Node, int]] = []  # what a class is an output of
         self.operands: list[tuple[int, ...]] = []  # the classes that it reads
@@ -64,7 +65,6 @@ class Equality:
         self.judged: dict[tuple[object, object], bool | None] = {}
         self.refuted: dict[int, str] = {}  # lines of values that no value after is equal to
         self.outcome = Outcome()
-        self.spent = 0
         self.first = self._classes(before, {})
         self.limit = len(self.parent)  # classes below are of the graph before
 
@@ -139,7 +139,7 @@ class Equality:
         key = bodies[0].digest, bodies[1].digest
         if key not in self.judged:
             try:
-                check_related("equal", *bodies, [], self.effort)
+                check_related("equal", *bodies, [], self.effort, self.budget)
                 self.judged[key] = True
             except (NotEstablished, Rejected):
                 self.judged[key] = False
@@ -149,10 +149,10 @@ class Equality:
         """Over the field, from the nearest values that both come from."""
         sides = [_Side(self, a), _Side(self, b)]
         tries, agree, most, odd = 0, None, MOST_NODES, list[int]()
-        self._spend(2**12)
+        self.budget.spend(2**12)
         while sum(len(s.inside) for s in sides) <= most:
             first, second = (s.leaves for s in sides)
-            self._spend(len(first) + len(second))
+            self.budget.spend(2**7 + 16 * (len(first) + len(second)))
             cut = first | second if tries > MOST_TRIES else first ^ second
             odd = [c for c in cut if self.made[c][0].op not in LEAVES]
             if not odd:
@@ -171,11 +171,6 @@ class Equality:
             self.refuted[a] = self.made[b][0].line or self.made[b][0].op
         return bool(agree)
 
-    def _spend(self, operations: int) -> None:
-        self.spent += operations
-        if self.spent > self.effort.spent:
-            raise NotEstablished("the graphs take too long to compare")
-
     def _evaluated(self, a: Graph, b: Graph) -> bool | None:
         """Whether they agree; None if that is not known."""
         key = a.digest, b.digest
@@ -192,19 +187,16 @@ class Equality:
         needed = _CHOICES if ordered else _LOGS if has_logs else None
         if needed is not None and not needed & (a.ops | b.ops):
             return False
-        limit, samples = self.effort.spent // 8, self.effort.samples
-        field, size = Field(trial, ordered, has_logs, limit), a.output_types[0].size
+        budget, samples = self.budget.part(self.effort.spent // 8), self.effort.samples
+        field, size = Field(trial, ordered, has_logs, budget), a.output_types[0].size
         rng = np.random.default_rng([trial, size])
         if size == 0:
             return True
         some = np.array(sorted({*rng.integers(0, size, samples).tolist(), 0, size - 1}))
         at = np.arange(size) if size <= 2 * samples else some
         most = index_size([a, b])
-        try:
-            sides = [Elements(g, field, generic(g, field, most)) for g in (a, b)]
-            return same(*(on.at(on.graph.outputs[0][2], at) for on in sides))
-        finally:
-            self._spend(field.spent)
+        sides = [Elements(g, field, generic(g, field, most)) for g in (a, b)]
+        return same(*(on.at(on.graph.outputs[0][2], at) for on in sides))
 
 
 def _are_alike(x: Type, y: Type) -> bool:
@@ -336,7 +328,12 @@ Pairs = Iterable[tuple[Value, Value]]
 
 
 def check_related(
-    relation: str, before: Graph, after: Graph, pairs: Pairs, effort: Effort = WHOLE
+    relation: str,
+    before: Graph,
+    after: Graph,
+    pairs: Pairs,
+    effort: Effort = WHOLE,
+    budget: Budget | None = None,
 ) -> Outcome:
     """How a graph was shown to be what a stage should make of another.
 
@@ -344,7 +341,7 @@ def check_related(
     gradients of the graph before are values of the one after. part: some of the outputs, of updates
     all or none; these may be guarded by a flag, and be the old values where it is false.
     """
-    equality = Equality(before, after, effort)
+    equality = Equality(before, after, effort, budget or Budget(effort.spent))
     proposed: dict[Value, list[int]] = {}
     for a, b in pairs:
         proposed.setdefault(b, []).append(equality.first[a])
@@ -362,7 +359,7 @@ def check_related(
         missing = {key for key in old if key[0] == "update"} - new.keys()
     if missing or not old.keys() & new.keys():
         raise Rejected(f"the outputs differ: {sorted(missing)[:3]}")
-    for key in old.keys() & new.keys():
+    for key in (key for key in old if key in new):
         _check_output(equality, key, old[key], new[key], second, relation == "part")
     return equality.outcome
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle_checker.budget import Budget
 from treadle_checker.derivatives import PARTIALS, slope_of
 from treadle_checker.reading import NotEstablished, Rejected
 from treadle_checker.residues import LANE, SAFE_PRIMES, Lane, Number, mix, text_key
@@ -30,7 +31,6 @@ DTYPES = {
     "float64": 64, "float32": 32, "bfloat16": 16, "float16": 16, "float8_e4m3": 8, "float8_e5m2": 8,
     "int64": 64, "int32": 32, "uint32": 32, "int8": 8, "uint8": 8, "bool": 1,
 }  # fmt: skip
-MOST = 2**31  # operations of one comparison
 FAR = 2**62  # beyond every residue: where infinities stand in the order
 NONE = np.zeros((), np.int64)
 
@@ -123,6 +123,12 @@ _INTEGER: dict[str, Callable[..., Array]] = {
 _PIECES = frozenset(["lt", "le", "max", "min", "abs", "sign", "floor", "floordiv", "mod"])
 _KNOW_INFINITIES = frozenset("add sub neg mul div exp max min where eq lt le".split())
 ELEMENTWISE = frozenset([*LANE, "cast", "stop_gradient"])
+# Operations for one element: powers to a prime of 31 bits, hashes, and a search.
+COSTS = {
+    "div": 32, "rsqrt": 36, **dict.fromkeys("lt le max min abs sign mod floordiv".split(), 8),
+    **dict.fromkeys("exp log sqrt sin cos tanh erf floor pow atan2".split(), 4),
+}  # fmt: skip
+LOGARITHM = 2**11
 
 
 class Field:
@@ -133,19 +139,18 @@ class Field:
     """
 
     def __init__(
-        self, trial: int = 0, ordered: bool = False, has_logs: bool = True, limit: int = MOST
+        self,
+        trial: int = 0,
+        ordered: bool = False,
+        has_logs: bool = True,
+        budget: Budget | None = None,
     ):
         p = SAFE_PRIMES[trial % len(SAFE_PRIMES)]
         key = int(mix(np.array([trial + 1], np.uint64))[0])
         self.p, self.q = Lane(p, key), Lane((p - 1) // 2, key ^ 0x9E3779B97F4A7C15)
         self.ordered, self.has_logs = ordered, has_logs
-        self.spent, self.limit = 0, limit
-
-    def spend(self, operations: int, is_now: bool = True) -> None:
-        """Count what is computed, or will be: nobody waits longer than a limit says."""
-        if self.spent + operations > self.limit:
-            raise NotEstablished(f"it takes more than {self.limit:,} operations")
-        self.spent += operations if is_now else 0
+        self.budget = budget or Budget()
+        self.costs = {**COSTS, "log": LOGARITHM} if has_logs else COSTS
 
     def lanes(self, *xs: Element) -> list[tuple[Any, ...]]:
         return [(self.q, *(x.q for x in xs)), (self.p, *(x.p for x in xs))]
@@ -213,7 +218,7 @@ class Field:
             return self._cast(xs[0], given[0], dtype)
         if op == "stop_gradient":
             return xs[0]
-        self.spend(max(np.size(x.p) for x in xs))
+        self.budget.spend(self.costs.get(op, 1) * max(np.size(x.p) for x in xs))
         with np.errstate(all="ignore"):
             if not any(map(is_residue, given)) and not is_float(dtype):
                 if op not in _INTEGER:
@@ -346,6 +351,7 @@ class Field:
         """Elements added to others, each to the one at its place."""
         if x.infinite is not None or onto.infinite is not None:
             raise NotEstablished("a sum of infinities")
+        self.budget.spend(4 * len(places))
         lanes = []
         for f, a, b in self.lanes(x, onto):
             total = b.copy()
@@ -357,7 +363,8 @@ class Field:
 
     def matmul(self, x: Element, y: Element) -> Element:
         """Products of matrices of floats, without infinities."""
-        self.spend(x.p.size * y.p.shape[-1] // 16)
+        rows, columns = x.p.shape[0], y.p.shape[-1]
+        self.budget.spend(x.p.size * columns // 16 + x.p.size + y.p.size + 4 * rows * columns)
         q, p = (f.matmul(a, b) for f, a, b in self.lanes(x, y))
         first, second = (replace(side, slope=None) for side in (x, y))
         sides = ((x.slope, second), (first, y.slope))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from treadle_checker.budget import Budget
 from treadle_checker.elements import Elements, Source
 from treadle_checker.equality import generic, index_size
 from treadle_checker.field import Array, Element, Field
@@ -16,7 +17,7 @@ MOST_LEAVES = 2**24  # elements of all leaves
 PIECES = 6  # of functions that are made by comparing: which one is chance, for each element
 
 
-def check_gradient(loss: Graph, both: Graph, trial: int = 0) -> str:
+def check_gradient(loss: Graph, both: Graph, trial: int = 0, budget: Budget | None = None) -> str:
     """That Σ gradient · direction is the slope of the first result; what was looked at."""
     wanted = {name: value for kind, name, value in both.outputs if kind == "gradient"}
     if not wanted or not loss.outputs:
@@ -32,7 +33,12 @@ def check_gradient(loss: Graph, both: Graph, trial: int = 0) -> str:
     # what is made by comparing, as of an absolute value, that is known of one piece at a time.
     modes = [[(trial, False, laws)] for laws in (False, True)]
     modes += [[(k, True, True) for k in range(PIECES)]]
-    if not any(all(_agree(loss, both, wanted, Field(*one)) for one in mode) for mode in modes):
+    budget = budget or Budget()
+
+    def agrees(mode: tuple[int, bool, bool]) -> bool:
+        return _agree(loss, both, wanted, Field(*mode, budget))
+
+    if not any(all(map(agrees, mode)) for mode in modes):
         told = ", ".join(wanted)[:200]
         raise Rejected(f"the gradients are not those of the loss, of one of {told}")
     told = f"{len(wanted)} parameters with {size:,} elements of leaves"

@@ -19,6 +19,7 @@ import numpy as np
 
 from treadle_checker import layouts
 from treadle_checker.bounds import check_bounds, reads_what_it_writes, stored_elements
+from treadle_checker.budget import FILE, Budget
 from treadle_checker.elements import Elements, Source, Use, unravel
 from treadle_checker.equality import index_sizes
 from treadle_checker.field import Array, Element, Field, chosen, is_float, same
@@ -53,13 +54,16 @@ class Claim:
         return not self.reason
 
 
-def check_program(program: Program, graphs: Mapping[str, Graph], effort: int = 1) -> list[Claim]:
+def check_program(
+    program: Program, graphs: Mapping[str, Graph], effort: int = 1, budget: Budget | None = None
+) -> list[Claim]:
     """All claims about a program; Rejected if one is wrong.
 
     `graphs` are those whose values buffers hold, by scope. `effort` is how often each kernel is
     compared with its graph, each time with other numbers; 0: only what holds for all iterations.
     """
     check_memory(program)
+    budget = budget or Budget()
     claims = [
         Claim("what is read was written before, by no call of the same phase", "program"),
         Claim("buffers that live at one time do not overlap", "program"),
@@ -71,7 +75,7 @@ def check_program(program: Program, graphs: Mapping[str, Graph], effort: int = 1
             claims.append(Claim("accesses are in bounds, iterations do not meet", kernel.name))
     for site in Walk(program, graphs).sites():
         if effort:
-            claims.append(check_call(program, site, effort))
+            claims.append(check_call(program, site, effort, budget))
     return claims
 
 
@@ -89,13 +93,14 @@ def _named(kernel: Kernel, lines: tuple[str, ...] = ()) -> Iterator[None]:
         raise Rejected(f"{where} cannot be run: {type(wrong).__name__} {wrong}") from wrong
 
 
-def check_call(program: Program, site: Site, effort: int) -> Claim:
+def check_call(program: Program, site: Site, effort: int, budget: Budget | None = None) -> Claim:
+    budget = budget or Budget()
     told = "computes its part of the graph"
     try:
         with _named(site.kernel, site.call.lines), np.errstate(all="ignore"):
             trials, done, evidence = effort, 0, ""
             while done < trials:
-                looked_at, work = _compared(program, site, done)
+                looked_at, work = _compared(program, site, done, budget.part(FILE // 4))
                 # One draw of flags or integers does not see every choice.
                 is_discrete = not all(is_float(b.dtype) for b in site.kernel.inputs)
                 if not done and work < CHEAP and is_discrete:
@@ -109,14 +114,16 @@ def check_call(program: Program, site: Site, effort: int) -> Claim:
         return Claim(told, site.kernel.name, reason=str(reason) or "there is not enough memory")
 
 
-def _compared(program: Program, site: Site, trial: int) -> tuple[str, int]:
+def _compared(program: Program, site: Site, trial: int, budget: Budget) -> tuple[str, int]:
     """Without the laws of logarithms; with them if it needs them; with what is given as the graph
     makes it of what else is, where a kernel reads it and computes it too."""
     ordered = any(site.graph.nodes[i].op == "order" for i in nodes_between(site))
     for has_logs in (False, True):
         with suppress(Rejected):
-            return _Comparison(program, site, Field(trial, ordered, has_logs), trial).compare()
-    return _Comparison(program, site, Field(trial, ordered, True), trial, is_made=True).compare()
+            field = Field(trial, ordered, has_logs, budget)
+            return _Comparison(program, site, field, trial).compare()
+    field = Field(trial, ordered, True, budget)
+    return _Comparison(program, site, field, trial, is_made=True).compare()
 
 
 class _Comparison:

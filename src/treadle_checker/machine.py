@@ -18,6 +18,7 @@ import numpy as np
 
 from treadle_checker import program as ir
 from treadle_checker.bounds import Scope, accesses_in
+from treadle_checker.budget import CALL
 from treadle_checker.field import Array, Element, Field, chosen, is_residue, numpy_of
 from treadle_checker.index import Index
 from treadle_checker.program import Assign, For, Kernel, Matmul, Statement, Store, Value
@@ -369,6 +370,7 @@ class Machine:
                 return self.guarded(*value.operands)
         xs, given = [self.value(v) for v in value.operands], [v.dtype for v in value.operands]
         self.count += max((x.p.size for x in xs), default=1)
+        field.budget.spend(CALL // 4)
         if self.count > MOST:
             raise NotEstablished("an iteration computes too much")
         if value.name == "mulhi":

@@ -41,7 +41,9 @@ class Scan:
             raise NotEstablished(f"a scan of {self.length} iterations")
         row, place = np.divmod(at, max(1, self.sizes[k])) if k >= self.carries else (0, at)
         if k not in self.known or not np.isin(place, self.known[k][0]).all():
-            if self.length * sum(t.size for n in self.body.nodes for t in n.types) <= MOST:
+            elements = self.length * sum(t.size for n in self.body.nodes for t in n.types)
+            allows = self.on.field.budget.allows(self.length * self.body.work)
+            if elements <= MOST and allows:
                 self.run({j: np.arange(size) for j, size in enumerate(self.sizes)}, None)
             else:
                 wanted = dict.fromkeys(range(self.carries), NONE) | {k: np.unique(place)}
@@ -53,7 +55,8 @@ class Scan:
     def needed(self, wanted: Some) -> Some:
         """Elements of a body's inputs that the wanted ones of its results are made of. What is
         needed of a carry is wanted of the iteration before, and of all results of its size."""
-        field, fresh = Field(has_logs=False), dict(wanted)
+        budget = self.on.field.budget
+        field, fresh = Field(has_logs=False, budget=budget), dict(wanted)
         needed = dict.fromkeys(self.operands, NONE)
         asked: dict[int, list[Array]] = {i: [] for i in self.operands}
 
@@ -68,6 +71,7 @@ class Scan:
             on = type(self.on)(self.body, field, source)
             for k, some in fresh.items():
                 on.at(self.body.outputs[k][2], some)
+            budget.spend(8 * sum(len(some) for each in asked.values() for some in each))
             needed = {i: np.unique(np.concatenate([needed[i], *asked[i]])) for i in needed}
             fresh = {}
             for k, i in enumerate(self.carried):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from treadle_checker.budget import CALL
 from treadle_checker.field import DTYPES, Array, is_float
 from treadle_checker.index import Guard, Index
 from treadle_checker.reading import MOST_ELEMENTS, Rejected
@@ -87,6 +88,20 @@ class Graph:
         """Those of bodies too."""
         bodies = [body.ops for node in self.nodes for body in bodies_of(node)]
         return frozenset(n.op for n in self.nodes).union(*bodies)
+
+    @cached_property
+    def work(self) -> int:
+        """Operations that all elements of all nodes take, about, and not more."""
+        total = 0
+        for node in self.nodes:
+            size, terms = (
+                sum(t.size for t in node.types),
+                math.prod(node.attributes.get("over", ())),
+            )
+            times = node.attributes.get("length", 1) if node.op == "scan" else 1
+            total += CALL + size * (2 + terms // 16)
+            total += times * sum(body.work for body in bodies_of(node))
+        return total
 
     def made_of(self, given: Iterable[int]) -> set[int]:
         """Some nodes, and those that are computed of them."""

@@ -12,14 +12,16 @@ from treadle.ir.ops.leaves import Leaf
 from treadle.ir.types import TensorType
 from treadle.kernel.evidence import Passage, Relation
 from treadle.verify.certificate.graphs import Records, operand_types, ordered, use_record
+from treadle_checker.budget import Budget
 from treadle_checker.equality import Effort, check_related
 from treadle_checker.graph import SCHEMA, key_of, read_attributes
 from treadle_checker.reading import NotEstablished, Rejected
 from treadle_checker.types import Graph as Known
 from treadle_checker.types import Node, Type, Value
 
-# A compile waits for it: what takes longer is left to `treadle check`.
-QUICK = Effort(spent=2**20, samples=2)
+# A compile waits for all of its comparisons together, 0.2 s at most: what takes longer is left to
+# `treadle check`.
+QUICK = Effort(spent=2**22, samples=2)
 
 
 def replayed(passages: Sequence[Passage]) -> list[Passage]:
@@ -27,10 +29,11 @@ def replayed(passages: Sequence[Passage]) -> list[Passage]:
     differ. Stages that take numbers for others that are near are not looked at.
     """
     known = _Graphs()  # what graphs have in common is translated once
-    return [_replayed(passage, known) for passage in passages]
+    budget = Budget(QUICK.spent)
+    return [_replayed(passage, known, budget) for passage in passages]
 
 
-def _replayed(passage: Passage, known: _Graphs) -> Passage:
+def _replayed(passage: Passage, known: _Graphs, budget: Budget) -> Passage:
     before, after = passage.before, passage.after
     if passage.relation is not Relation.EQUAL or before == after:
         return passage
@@ -38,7 +41,7 @@ def _replayed(passage: Passage, known: _Graphs) -> Passage:
         return replace(passage, reason=f"equal but for {' and '.join(passage.assumptions)}")
     proposed: Any = passage.pairs
     try:
-        check_related("equal", known.of(before), known.of(after), proposed, QUICK)
+        check_related("equal", known.of(before), known.of(after), proposed, QUICK, budget)
     except NotEstablished as reason:
         return replace(passage, reason=str(reason))
     except Rejected as wrong:
