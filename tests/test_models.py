@@ -63,6 +63,66 @@ def test_logits_are_the_references(name: str, tmp_path: Path) -> None:
     assert np.array_equal(case.wanted(back.eval()), wanted)
 
 
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "Not"]
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+def with_tokenizer(twin: Any, folder: Path) -> Path:
+    """A folder as `transformers` saves one: a tokenizer with settings and a chat template."""
+    import tokenizers
+
+    parts = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]")
+    )
+    parts.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]"}
+    own = twins.transformers().PreTrainedTokenizerFast(
+        tokenizer_object=parts, model_max_length=11, padding_side="left", **special
+    )
+    own.chat_template = TEMPLATE
+    own.save_pretrained(folder)
+    return saved(twin, folder)
+
+
+@pytest.mark.parametrize("name", ["bert-classes", "llama"])
+def test_a_saved_folder_has_what_lay_beside_the_weights(name: str, tmp_path: Path) -> None:
+    """Of encoders as of decoders: `transformers` reads text alike, and gives the same numbers."""
+    theirs, case = twins.transformers(), BY_NAME[name]
+    folder = with_tokenizer(case.twin(), tmp_path / "theirs")
+    (folder / "generation_config.json").write_text('{"temperature": 0.5, "eos_token_id": [7, 9]}')
+    (folder / "preprocessor_config.json").write_text('{"size": 3}')
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
+    model = models.load(folder, device="oracle")
+    own = {p.relative_to(folder) for p in folder.rglob("*") if p.is_file()}
+    texts = ["a good film", "Not a good film , a bad"]
+
+    def read(place: Path) -> tuple[Any, ...]:
+        tokenizer = theirs.AutoTokenizer.from_pretrained(place)
+        batch = tokenizer(texts, padding=True, truncation=True)
+        chat = [{"role": "user", "content": "film"}]
+        rows = torch.tensor(batch["input_ids"]), torch.tensor(batch["attention_mask"])
+        twin = getattr(theirs, case.architecture).from_pretrained(place).eval()
+        with torch.no_grad():
+            logits = twin(rows[0], attention_mask=rows[1]).logits.numpy()
+        said = tokenizer.apply_chat_template(chat, tokenize=False)
+        return dict(batch), said, tokenizer.model_max_length, logits.tolist()
+
+    wanted = read(folder)
+    (folder / "adapter_config.json").write_text("{}")  # of other weights
+    contents = {p: (folder / p).read_bytes() for p in own}
+    for path in sorted(own, reverse=True):
+        (folder / path).unlink()  # what is saved does not depend on where it came from
+    models.save(model, tmp_path / "ours")
+    found = {
+        p.relative_to(tmp_path / "ours") for p in (tmp_path / "ours").rglob("*") if p.is_file()
+    }
+    assert found == own - {Path("adapter_config.json")}
+    for path in found - {Path("config.json"), Path("model.safetensors")}:
+        assert (tmp_path / "ours" / path).read_bytes() == contents[path], path
+    assert read(tmp_path / "ours") == wanted
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_compiled_logits_are_the_references(case: Case, tmp_path: Path) -> None:

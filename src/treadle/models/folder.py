@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from treadle.models.config import MOST, Json
 from treadle.models.gguf import load_gguf, save_gguf
 from treadle.models.model import Model
 from treadle.models.seq2seq import SourceModel
-from treadle.models.tokenizer import Tokenizer
+from treadle.models.tokenizer import LARGEST, Tokenizer
 from treadle.models.weights import (
     LARGEST_CONFIG,
     STEMS,
@@ -39,6 +39,15 @@ from treadle.step.loading import load_model
 GGUF = ".gguf"
 READERS = dict.fromkeys((".pt", ".pth", ".bin"), torch_files.load) | {".npz": npz.load}
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
+TEMPLATES = "additional_chat_templates"
+# Files that readers of a folder look for beside its weights, whatever the model.
+COMPANIONS = (
+    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "normalizer.json"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+    *(GENERATION, "chat_template.jinja", "chat_template.json"),
+    *("preprocessor_config.json", "processor_config.json"),
+)
 VERSION = "0.35.0"  # of `diffusers`, whose format is written
 VALUES = "Build the model and call models.load_weights(model, file), or name the folder with its "
 VALUES += "config.json."
@@ -84,7 +93,7 @@ def _from_folder(folder: Path) -> tuple[Model, dict[str, np.ndarray]]:
     except TreadleError as error:
         cause = f"{folder / CONFIG}: {error.cause}"
         raise LoadError("load", cause, error.remedy) from error
-    model.source = given
+    model.source, model.companions = given, _companions(folder)
     values = read_weights(folder, model)
     if isinstance(model, (CausalModel, SourceModel)):
         _attach(folder, model)
@@ -113,9 +122,10 @@ def save(
 ) -> None:
     """Write a folder that `transformers` and `models.load` open, or a GGUF file.
 
-    `values` are those of a step, `step.params`; without, what the model was loaded with. Files are
-    written aside and renamed, the configuration last. Folders have float32; a path that ends in
-    `.gguf` is a file in the format `dtype`: f32, f16 (the default), bf16, q8_0 or q4_0.
+    `values` are those of a step, `step.params`; without, what the model was loaded with. The
+    tokenizer, chat templates and settings of generation are those of the folder it was loaded from.
+    Files are written aside and renamed, the configuration last. Folders have float32; a path that
+    ends in `.gguf` is a file in the format `dtype`: f32, f16 (the default), bf16, q8_0 or q4_0.
     """
     if not isinstance(model, Model) or not model.architecture:
         cause = f"{type(model).__name__} has no folder format"
@@ -143,9 +153,14 @@ def save(
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         write_file(folder / index_file(stem), partial(_json_bytes, index))
     _remove_others(folder, stem, {*names, *([index_file(stem)] if len(shards) > 1 else [])})
+    beside: dict[str, Callable[[], bytes]] = {
+        name: partial(bytes, content) for name, content in model.companions.items()
+    }
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is not None:
-        write_file(folder / TOKENIZER, tokenizer.text)
+        beside[TOKENIZER] = tokenizer.file
+    for name, content in beside.items():
+        write_file(folder / name, content)
     write_file(folder / CONFIG, partial(_json_bytes, _described(model)))
 
 
@@ -170,9 +185,25 @@ def _architecture(folder: Path, given: Json) -> Architecture:
     raise LoadError("load", cause, f"Known are: {known}.")
 
 
+def _companions(folder: Path) -> dict[str, bytes]:
+    """What a folder has beside the configuration and the weights, of the names that are known."""
+    paths = [folder / name for name in COMPANIONS]
+    paths += sorted((folder / TEMPLATES).glob("*.jinja"))
+    found = {}
+    for path in paths:
+        if path.is_file():
+            if path.stat().st_size > LARGEST:
+                cause = f"{path} has {path.stat().st_size:,} bytes, more than {LARGEST:,}"
+                raise LoadError("load", cause, "It belongs to no model. Remove it.")
+            found[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return found
+
+
 def _attach(folder: Path, model: CausalModel | SourceModel) -> None:
-    if (folder / TOKENIZER).is_file():
-        model.tokenizer = Tokenizer(folder / TOKENIZER)
+    if TOKENIZER in model.companions:
+        content = model.companions[TOKENIZER]  # held: the folder may be gone when it is used
+        text = partial(content.decode, "utf-8", "surrogateescape")
+        model.tokenizer = Tokenizer(folder / TOKENIZER, text)
     if (folder / GENERATION).is_file():
         given = read_json(folder / GENERATION, LARGEST_CONFIG)
         found = given.get("eos_token_id")

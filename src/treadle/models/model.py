@@ -87,6 +87,7 @@ class Model(Module):
 
     config: Config
     source: Mapping[str, Any] = {}  # config.json as it was read
+    companions: Mapping[str, bytes] = {}  # files of its folder that `save` writes again, by name
     architecture = ""  # what `transformers` or `diffusers` calls it
     library = "transformers"  # whose names the files of its folder have
     prefix = ""  # begins the names of what is below the head

@@ -43,6 +43,12 @@ class Tokenizer:
         """The content of a tokenizer.json."""
         return str(self.backend.to_str(pretty=True)).encode()
 
+    def file(self) -> bytes:
+        """The content to be saved: as it was found, unless it was opened and may have changed."""
+        if self._found is None:
+            return self._content().encode(errors="surrogateescape")
+        return self.text()
+
 
 def _text(path: Path) -> str:
     if path.stat().st_size > LARGEST:
