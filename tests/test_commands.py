@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import treadle as td
+import treadle_checker.__main__
 from treadle import optim
 from treadle.cli.bench import WORKLOADS, loss
 from treadle.cli.main import main
@@ -222,6 +223,62 @@ def test_ctrl_c(script: Path) -> None:
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert "stopped after step" in err or err.endswith("stopped\n")
+
+
+PRINTS = """
+import sys
+def train(lines: int = 1):
+    for i in range(lines):
+        print("line", i)
+    sys.stdout.flush()
+"""
+
+
+def closed(command: list[str], *, before: bool) -> tuple[int, str]:
+    """The code and the errors of a command whose reader goes away: at once, or after a line."""
+    words = [sys.executable, "-m", *command]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None  # noqa: PT018
+        if not before:
+            process.stdout.readline()
+        process.stdout.close()
+        err = process.stderr.read().decode()
+        return process.wait(timeout=300), err
+
+
+def test_a_closed_pipe_is_no_verdict(tmp_path: Path) -> None:
+    """`| head` exits as a shell says that a pipe was closed, in silence, however short the output."""
+    script, broken = tmp_path / "script.py", tmp_path / "step.cert"
+    script.write_text(PRINTS)
+    broken.write_bytes(b"no certificate")
+    for before, command in (
+        (True, ["treadle", "info"]),
+        (True, ["treadle", "check", str(broken)]),
+        (True, ["treadle_checker", str(broken)]),
+        (False, ["treadle", "train", str(script), "--set", "lines=100000"]),
+    ):
+        assert closed(command, before=before) == (141, ""), command
+
+
+def test_a_pipe_of_the_users_is_a_failure(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("def train():\n    raise BrokenPipeError('a socket of mine')\n")
+    process = subprocess.run(
+        [sys.executable, "-m", "treadle", "train", str(script)], capture_output=True, text=True
+    )
+    assert process.returncode == 1
+    assert "a socket of mine" in process.stderr
+
+
+def test_ctrl_c_is_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(treadle_checker.__main__, "check_file", stopped)
+    assert main(["check", "step.cert"]) == treadle_checker.__main__.main(["step.cert"]) == 130
+    assert capsys.readouterr().err == "stopped\n" * 2
 
 
 def _parameter(**annotations) -> inspect.Parameter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -137,12 +138,35 @@ def test_pictures(tmp_path: Path) -> None:
     texts = [t.text for t in root.findall(f"{space}text")]
     assert {"loss", "val/loss", "step"} <= set(texts)
     assert history.plot("loss")._repr_svg_().startswith("<svg")
+    for wrong in ("a", "a.jpeg", "a.png.txt"):
+        with pytest.raises(td.ArgumentError, match=r"no known ending. End it in .svg, .png, .pdf"):
+            history.plot().save(tmp_path / wrong)
+    assert [p.name for p in tmp_path.rglob("a*")] == ["a.svg"]
     with pytest.raises(td.ArgumentError, match="no column 'x'"):
         history.plot("x")
     history.record(7, {"a<b&c": -1.0})
     assert "a&lt;b&amp;c" in history.plot("a<b&c").svg()
     with pytest.raises(td.ArgumentError, match="above 0"):
         history.plot("a<b&c", log=True)
+
+
+@pytest.mark.parametrize(("ending", "magic"), [(".png", b"\x89PNG\r\n"), (".PDF", b"%PDF-")])
+def test_a_picture_is_what_its_name_says(ending: str, magic: bytes, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    history = made()
+    history.record(7, {"_$x": 1.0})
+    names = ("loss", "_$x")
+    for log in (False, True):
+        path = history.plot(*names, log=log).save(tmp_path / "sub" / f"a{ending}")
+        assert path.read_bytes().startswith(magic)
+
+
+def test_pictures_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    made().plot().save(tmp_path / "a.svg")
+    with pytest.raises(td.ArgumentError, match=r".png file needs matplotlib.*treadle\[plot\]"):
+        made().plot().save(tmp_path / "a.png")
+    assert not (tmp_path / "a.png").exists()
 
 
 @given(

@@ -1,7 +1,7 @@
 """python -m treadle_checker FILE: is a certificate right?
 
 Exit codes: 0 accepted, 1 rejected, 2 unreadable or not a certificate, 3 accepted, but parts of it
-are not established.
+are not established; 130 stopped by Ctrl-C, 141 the reader of the output has gone.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from treadle_checker.certificate import Report, check_file
+from treadle_checker.ending import ended
 
 EPILOG = "Exit codes: 0 accepted, 1 rejected, 2 unreadable, 3 accepted with parts not established."
 
@@ -20,8 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     told = "Check a certificate."
     parser = argparse.ArgumentParser(prog="treadle_checker", description=told, epilog=EPILOG)
     add_arguments(parser)
-    options = parser.parse_args(arguments)
-    return run(options.file, options.public_key, options.effort, options.json)
+
+    def command() -> int:
+        options = parser.parse_args(arguments)
+        return run(options.file, options.public_key, options.effort, options.json)
+
+    return ended(command)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

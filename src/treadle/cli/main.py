@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Sequence
 
 import treadle as td
@@ -21,21 +19,24 @@ from treadle.cli.generate import run_generate
 from treadle.cli.launch import add_launch, run_launch
 from treadle.cli.serve import add_serve, run_serve
 from treadle.cli.tour import run_tour
-from treadle.cli.train import FAILED, FUNCTION, report, run_train
+from treadle.cli.train import FUNCTION, report, run_train
 from treadle.pipeline import DEVICES
+from treadle_checker.ending import ended
 
-EPILOG = "Exit codes: 0 all is well, 1 a check or the command failed, 2 wrong usage, 130 Ctrl-C."
-TRAIN_EPILOG = "Exit codes: 0 all is well, 1 training failed, 2 wrong usage, 130 Ctrl-C."
+_SIGNALS = "130 Ctrl-C, 141 the reader of the output has gone."
+EPILOG = f"Exit codes: 0 all is well, 1 a check or the command failed, 2 wrong usage, {_SIGNALS}"
+TRAIN_EPILOG = f"Exit codes: 0 all is well, 1 training failed, 2 wrong usage, {_SIGNALS}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Wrong usage exits with 2, as argparse does."""
+    return ended(lambda: _called(arguments))
+
+
+def _called(arguments: Sequence[str] | None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         return _run(options)
-    except BrokenPipeError:  # a pager or `head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
     except (TreadleError, KeyboardInterrupt) as error:
         return report(error)
 

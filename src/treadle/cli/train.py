@@ -17,8 +17,9 @@ from typing import Any
 from treadle.base.errors import TreadleError
 from treadle.base.origin import is_own
 from treadle.distributed.watch import failed
+from treadle_checker.ending import INTERRUPTED, has_lost_reader
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
+FAILED, USAGE = 1, 2
 FUNCTION = "train"
 LARGEST = 1 << 24  # bytes of a Python file: more is data
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -67,6 +68,8 @@ def report(error: BaseException) -> int:
 
     Of several ranks one shows its own.
     """
+    if isinstance(error, BrokenPipeError) and has_lost_reader():
+        raise error  # no failure: `ended` returns the code of a closed pipe
     code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
     if not failed(error, code):
         return code

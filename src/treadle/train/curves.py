@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from treadle.base.errors import ArgumentError
+from treadle.runtime.files import as_path, write_file
 
 Series = tuple[np.ndarray, np.ndarray]
 
@@ -16,11 +18,12 @@ WIDTH, HEIGHT = 640, 360
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 16, 40  # margins
 MOST_POINTS = 600  # of a curve: about as many as there are pixels
 NARROW, TINY = 1e-12, 1e-200  # ranges below are drawn as one value
+ENDINGS = (".svg", ".png", ".pdf")
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")
 
 
 class Plot:
-    """Curves by name: steps and values. `save` writes an SVG file; notebooks show it."""
+    """Curves by name: steps and values. `save` writes an image file; notebooks show it."""
 
     def __init__(self, curves: Mapping[str, Series], log: bool = False):
         kept = {name: _finite(*curve, log) for name, curve in curves.items()}
@@ -32,11 +35,39 @@ class Plot:
             raise ArgumentError("plot", f"{what} has no number{above}", "Name other columns.")
 
     def save(self, path: str | Path) -> Path:
-        """Write the SVG file."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(self.svg(), encoding="utf-8")
+        """Write an image by the ending of its name: .svg, and with matplotlib .png and .pdf."""
+        target = as_path("plot", path)
+        ending = target.suffix.lower()
+        if ending not in ENDINGS:
+            raise ArgumentError(
+                "plot", f"{target} has no known ending", f"End it in {', '.join(ENDINGS)}."
+            )
+        content = self.svg().encode() if ending == ".svg" else self._drawn(ending)
+        write_file(target, lambda: content)
         return target
+
+    def _drawn(self, ending: str) -> bytes:
+        """A PNG or a PDF."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ArgumentError(
+                "plot",
+                f"a {ending} file needs matplotlib, which is not installed",
+                'Install it: pip install "treadle[plot]". A .svg file needs no package.',
+            ) from error
+        figure = Figure(figsize=(WIDTH / 100, HEIGHT / 100), layout="constrained")
+        axes = figure.add_subplot()
+        for i, (name, curve) in enumerate(self.curves.items()):
+            mark = "o" if len(curve[0]) == 1 else None
+            axes.plot(*curve, marker=mark, color=COLOURS[i % len(COLOURS)], label=_plain(name))
+        if self.log:
+            axes.set_yscale("log")
+        axes.set_xlabel("step")
+        axes.legend()
+        written = io.BytesIO()
+        figure.savefig(written, format=ending[1:], dpi=200)
+        return written.getvalue()
 
     def _repr_svg_(self) -> str:
         return self.svg()
@@ -54,6 +85,11 @@ class Plot:
         for i, (name, curve) in enumerate(self.curves.items()):
             parts += _curve(name, curve, x, y, i)
         return "\n".join([*parts, "</svg>", ""])
+
+
+def _plain(name: str) -> str:
+    """A label of matplotlib that is no mathematics, and not hidden by a first underscore."""
+    return name.replace("$", r"\$") if not name.startswith("_") else f" {name}"
 
 
 def _finite(steps: np.ndarray, values: np.ndarray, log: bool) -> Series:

@@ -143,7 +143,8 @@ class History:
     def plot(self, *names: str, log: bool = False) -> Plot:
         """Columns as curves, by default the losses; `log=True` has a logarithmic axis.
 
-        The plot is shown in notebooks, and `plot.save("curves.svg")` writes it.
+        The plot is shown in notebooks, and `plot.save("curves.svg")` writes it;
+        .png and .pdf need matplotlib.
         """
         chosen: Sequence[str] = names or [
             n for n in self._columns if n.rpartition("/")[2] == "loss"
