@@ -615,6 +615,27 @@ def test_unreached_parameters_are_reported_by_name() -> None:
 # Groups, decay, optimizers
 
 
+def test_a_step_says_what_it_trains_and_only_chooses_it() -> None:
+    """What is not selected stays as it is, to the bit; without a selector all move, and it says so."""
+    step = make()
+    names = tuple(step.params)
+    assert (step.report.trained, step.report.frozen) == (names, ())
+    assert "trains all 4 parameter tensors" in str(step.report)
+    selected = ("fc2.weight", "fc2.bias")
+    for selector in ("fc2.*", list(selected), lambda n: n.startswith("fc2")):
+        step = make(optimizer=optim.adamw(0.1, weight_decay=0.5), only=selector)
+        before, moved = step.params, step.gradients(batch()).keys()
+        step(batch())
+        after = step.params
+        changed = {n for n in names if not np.array_equal(before[n], after[n])}
+        assert changed == set(moved) == set(step.report.trained) == set(selected)
+        assert "trains 2 of 4 parameter tensors, not fc1.weight, fc1.bias" in str(step.report)
+    with pytest.raises(td.ArgumentError, match="no parameter is trained"):
+        make(only="fc9.*")
+    with pytest.raises(td.ArgumentError, match="select"):
+        make(only=3)
+
+
 def test_groups_filters_and_frozen_parameters() -> None:
     optimizer = optim.groups(
         ("*.bias", optim.sgd(1.0)),

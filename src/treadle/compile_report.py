@@ -88,6 +88,9 @@ class CompileOptions:
         return self if self.memory_budget is None else replace(self, memory_budget=None)
 
 
+MOST_NAMES = 8  # of parameters, in a line of a report
+
+
 def as_budget(given: object) -> int | float | None:
     """A memory budget: whole bytes of a step, or the fraction that is left of its arena."""
     if given is None:
@@ -160,6 +163,21 @@ def _cut_line(program: ProgramFacts) -> str:
     )
 
 
+def _trained_lines(trained: tuple[str, ...], frozen: tuple[str, ...]) -> list[str]:
+    """Which tensors of the model a step updates."""
+    if not trained:
+        return []
+    count = len(trained) + len(frozen)
+    if not frozen:
+        return [f"trains all {count} parameter tensors"]
+    return [f"trains {len(trained)} of {count} parameter tensors, not {_shortened(frozen)}"]
+
+
+def _shortened(names: tuple[str, ...]) -> str:
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
 @dataclass(frozen=True, slots=True)
 class KernelTime:
     """What a kernel took in one step, and how close that is to what is possible.
@@ -221,6 +239,8 @@ class CompileReport:
     seconds: dict[str, float] = field(default_factory=dict)
     nodes: dict[str, int] = field(default_factory=dict)
     unreached: tuple[str, ...] = ()
+    trained: tuple[str, ...] = ()  # parameters that a training step updates, by name
+    frozen: tuple[str, ...] = ()  # and those that it leaves as they are
     programs: list[ProgramFacts] = field(default_factory=list)
     state_bytes: int = 0  # of the session: parameters, optimizer, counters
     target: str = ""  # the processor that programs are compiled for, where that is a choice
@@ -280,6 +300,7 @@ class CompileReport:
             f"device {self.device}, precision {self.precision}, {self.parameters:,} parameters, "
             f"{self.compiles} program{'' if self.compiles == 1 else 's'}"
             + (f", target {self.target}" if self.target else ""),
+            *_trained_lines(self.trained, self.frozen),
             f"{'stage':<18}{'seconds':>9}{'nodes':>8}",
         ]
         for name, seconds in self.seconds.items():

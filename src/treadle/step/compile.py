@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +14,11 @@ from treadle.compile_report import as_options
 from treadle.distributed.config import DataParallel
 from treadle.distributed.launched import open_communicator
 from treadle.frontend.tracing import function_name
-from treadle.nn.module import Module
+from treadle.nn.module import Module, Parameter
 from treadle.nn.tracing import as_module, count_parameters
+from treadle.optim.grouping import only as select_only
 from treadle.optim.optimizer import Optimizer
+from treadle.optim.selecting import Selector
 from treadle.pipeline import (
     Backward,
     CompileOptions,
@@ -44,6 +46,7 @@ def compile_step(
     accumulate: int = 1,
     accumulation: str = "mean",
     clip_norm: float | None = None,
+    only: Selector | None = None,
     precision: object = "float32",
     seed: int = 0,
     share: Any = None,
@@ -55,6 +58,7 @@ def compile_step(
 
     `batch` is a tree of specs or of example arrays. `accumulate` micro-batches make one update, by
     the mean of their gradients (weighted by `td.Mean`) or, with `accumulation="sum"`, their sum.
+    `only` selects the parameters that are trained, as in `optim.only`; without it they all are.
     `share` is a step or forward whose parameters it acts on; what they draw is different, unless
     both are told one `stream`. `parallel` cuts the batch into shards for several processes.
     """
@@ -68,6 +72,7 @@ def compile_step(
             accumulate=accumulate,
             accumulation=accumulation,
             clip_norm=clip_norm,
+            only=only,
             precision=precision,
             seed=seed,
             share=share,
@@ -89,6 +94,7 @@ def compile_manual_step(
     accumulate: int = 1,
     accumulation: str = "mean",
     clip_norm: float | None = None,
+    only: Selector | None = None,
     seed: int = 0,
     share: Any = None,
     options: CompileOptions | None = None,
@@ -110,6 +116,7 @@ def compile_manual_step(
             accumulate=accumulate,
             accumulation=accumulation,
             clip_norm=clip_norm,
+            only=only,
             seed=seed,
             share=share,
             options=options,
@@ -130,6 +137,7 @@ class _Asked:
     accumulate: int
     accumulation: str
     clip_norm: float | None
+    only: Selector | None
     precision: object = "float32"
     seed: int
     share: Any
@@ -159,11 +167,14 @@ def _checked(asked: _Asked) -> _Asked:
             f"the optimizer is {function_name(optimizer) if is_function else repr(optimizer)}",
             "Call it: optim.adamw(1e-3)." if is_function else "Use one of td.optim.",
         )
+    if asked.only is not None:
+        optimizer = select_only(asked.only, optimizer)
     if asked.parallel is not None:
         _check_parallel(asked, asked.parallel)
     what = "the loss" if asked.backward is None else "the forward"
     check_arguments("compile_step", what, asked.loss)
-    return replace(asked, clip_norm=bound, seed=check_seed("compile_step", asked.seed))
+    seed = check_seed("compile_step", asked.seed)
+    return replace(asked, clip_norm=bound, optimizer=optimizer, seed=seed)
 
 
 def _check_parallel(asked: _Asked, parallel: object) -> None:
@@ -198,11 +209,13 @@ def _compile(given: _Asked) -> TrainStep:
             # Ranks that time a library's algorithms may choose different ones, of other bits.
             options = replace(options, deterministic=True)
         recipe = _recipe(asked, module, prefix, narrow, options)
-        if not recipe.trained():
+        report.trained = tuple(recipe.trained())
+        report.frozen = _frozen(recipe, report.trained)
+        if not report.trained:
             raise ArgumentError(
                 "compile_step",
                 "no parameter is trained",
-                "Check requires_grad and the selectors of optim.only and optim.groups.",
+                "Check requires_grad, only= and the selectors of optim.only and optim.groups.",
             )
         with recipe.naming():
             if asked.parallel is None:
@@ -213,6 +226,13 @@ def _compile(given: _Asked) -> TrainStep:
             return TrainStep(
                 recipe, asked.batch, session, report, asked.seed, stream, first, parallel
             )
+
+
+def _frozen(recipe: StepRecipe, trained: Sequence[str]) -> tuple[str, ...]:
+    """Parameters of the model that a step leaves as they are."""
+    with recipe.naming():
+        every = [n for n, d in recipe.model.declarations().items() if isinstance(d, Parameter)]
+    return tuple(name for name in every if name not in set(trained))
 
 
 def _recipe(
