@@ -373,6 +373,8 @@ def test_erf_in_pieces(permutes: int) -> None:
     one = Compiled("erf", 1, permutes=permutes)(x)
     assert ulps(one, exact("erf", x)).max() <= 2.3
     assert np.array_equal(np.signbit(one[x == 0]), np.signbit(x[x == 0]))
+    is_far = np.abs(x) >= mathematics.ERF_END
+    assert np.array_equal(one[is_far], np.sign(x[is_far]))
     for width in (4, 8, 16):
         other = Compiled("erf", width, permutes=permutes, inline=width == 8)(x)
         assert np.array_equal(one.view(np.uint32), other.view(np.uint32)), width

@@ -304,7 +304,7 @@ def _erf_quotient(x: mpf) -> mpf:
 
 # For registers of 16 numbers and of 8: the step has few bits, so that its multiples are exact.
 PIECES = (
-    Pieces("ERF_PIECES", 16, mpf(1) / 4, 6),
+    Pieces("ERF_PIECES", 16, mpf(65) / 256, 6),
     Pieces("ERF_LONG_PIECES", 8, mpf(17) / 32, 7),
 )
 

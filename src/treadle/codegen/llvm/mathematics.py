@@ -51,9 +51,9 @@ EXP_RANGE = (-104.0, 89.0)  # beyond it exp is 0 and ∞
 TANH_END = 9.1  # from here on tanh rounds to 1
 ERF_END = 3.93  # from here on erf rounds to 1
 Rows = tuple[tuple[float, ...], ...]
-# Polynomials, the step between them, and the last number that has one, whose erf is next to 1, by
-# how many numbers a register has.
-PIECES = {16: (ERF_PIECES, 0.25, 3.8749998), 8: (ERF_LONG_PIECES, 0.53125, ERF_END)}
+# Polynomials and the step between them, by how many numbers a register has. The last piece reaches
+# beyond ERF_END, where it rounds to 1.
+PIECES = {16: (ERF_PIECES, 0.25390625), 8: (ERF_LONG_PIECES, 0.53125)}
 POW_RANGE = (-200.0, 200.0)  # powers of two beyond it are 0 and ∞ in float32
 SIN_END = 2.0**15  # from here on n · HALF_PI needs more parts
 
@@ -135,9 +135,9 @@ def _erf(lanes: Lanes, x: Reg) -> Reg:
     return lanes.with_sign_of(_expm1(lanes, lanes.negative(t)), x)
 
 
-def _erf_in_pieces(lanes: Lanes, x: Reg, pieces: Rows, step: float, end: float) -> Reg:
+def _erf_in_pieces(lanes: Lanes, x: Reg, pieces: Rows, step: float) -> Reg:
     """A polynomial about the nearest multiple of a step, whose coefficients lanes look up."""
-    magnitude = lanes.at_most(lanes.absolute(x), end)
+    magnitude = lanes.at_most(lanes.absolute(x), ERF_END)
     shifted = lanes.fma(magnitude, 1 / step, ROUND32)
     piece = lanes.bits(shifted)
     rest = lanes.fma(lanes.sub(shifted, ROUND32), -step, magnitude)
