@@ -27,6 +27,7 @@ from treadle.ir.verify import verify
 from treadle.kernel.target import CPU
 from treadle.pipeline import recognise
 from treadle.recognition import search
+from treadle.recognition.judge import snapped
 from treadle.recognition.meanings import meaning_graph
 from treadle.recognition.recognise import recognised
 from treadle.rules.canonical import canonicalise
@@ -574,3 +575,11 @@ def test_logarithms_of_a_field_are_few() -> None:
         patch.setattr(field, "logarithm", counted)
         recognise(graph)
     assert sum(looked) < 20_000
+
+
+@pytest.mark.parametrize("size", [1e-300, 3e200])
+def test_constants_whose_products_no_float_holds(size: float) -> None:
+    """They were an OverflowError, or stood in for any other small constant."""
+    wide = TensorType((3,), dtypes.float64)
+    graph, other = (td.trace(lambda x, n=n: td.exp(x * n), wide) for n in (1e-20, size))
+    assert snapped(graph, other) is None

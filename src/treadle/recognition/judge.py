@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -194,6 +195,10 @@ def saturated(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
+# What a float can hold: products of two constants may lie beyond.
+LEAST, MOST = (Fraction(getattr(sys.float_info, end)) for end in ("min", "max"))
+
+
 def snapped(graph: Graph, other: Graph) -> Graph | None:
     """The graph with constants that are nearly products of two of the other's made the same.
 
@@ -202,7 +207,7 @@ def snapped(graph: Graph, other: Graph) -> Graph | None:
     numbers = [n for n in numbers_of(other) if n != 0]
     nearby = {abs(n) for n in (*numbers, *(1 / n for n in numbers), *(1 - n for n in numbers))}
     products = {a * b for a, b in combinations_with_replacement(sorted(nearby), 2)}
-    wanted = sorted((nearby | products) - {Fraction(0)})
+    wanted = sorted(n for n in nearby | products if LEAST <= n <= MOST)
     nodes = list(graph.nodes)
     for position, node in enumerate(nodes):
         if node.op is CONSTANT and node.types[0].is_float:
