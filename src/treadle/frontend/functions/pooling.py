@@ -11,12 +11,12 @@ import numpy as np
 from treadle.base.dtypes import DType, int32
 from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.base.numbers import POSITIVE, check_number
-from treadle.frontend.coerce import as_tensor, cast
-from treadle.frontend.functions.arithmetic import maximum, pow, where
+from treadle.frontend.coerce import as_tensor, cast, constant
+from treadle.frontend.functions.arithmetic import isfinite, maximum, pow, stop_gradient, where
 from treadle.frontend.functions.indexing import scatter_add, take, take_along_axis
 from treadle.frontend.functions.linear import check_kernel, einsum, per_axis
 from treadle.frontend.functions.reductions import argmax
-from treadle.frontend.functions.shaping import expand, iota, pad, reshape, zeros
+from treadle.frontend.functions.shaping import iota, pad, reshape, zeros
 from treadle.frontend.scopes import bind1
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.ir import composites as c
@@ -290,7 +290,12 @@ def max_unpool(
     start = iota((rows, math.prod(lengths)), 0) * width
     flat = reshape(cast(index, int32), start.shape) + start
     empty = zeros((rows * width,), values.dtype)
-    total = scatter_add(empty, reshape(flat, (-1,)), reshape(values, (-1,)))
-    # Windows that overlap may name one place several times, with one value.
-    count = scatter_add(empty, reshape(flat, (-1,)), expand(as_tensor(1.0), (flat.size,)))
-    return reshape(total / maximum(count, 1), (*lead, *sizes))
+    places, each = reshape(flat, (-1,)), reshape(values, (-1,))
+    # Windows that overlap may name one place several times, with one value: each of them has the
+    # whole gradient of the place, as in PyTorch.
+    known = stop_gradient(each)
+    total = scatter_add(empty, places, known)
+    count = scatter_add(empty, places, constant(1, known.shape, known.dtype))
+    finite = where(isfinite(each), each, 0)
+    slopes = scatter_add(empty, places, finite - stop_gradient(finite))  # of zeros
+    return reshape(total / maximum(count, 1) + slopes, (*lead, *sizes))

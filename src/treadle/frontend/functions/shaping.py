@@ -29,7 +29,8 @@ from treadle.ir.types import TensorType, as_dtype
 def axis_of(name: str, axis: int, x: Tensor, extra: int = 0) -> int:
     """`axis` of `x` counted from the front; `extra` axes more may be named."""
     rank = x.ndim + extra
-    found = normal_axis(axis, rank) if isinstance(axis, (int, np.integer)) else None
+    is_whole = isinstance(axis, (int, np.integer)) and not isinstance(axis, bool)
+    found = normal_axis(axis, rank) if is_whole else None
     if found is None:
         allowed = f"{-rank} to {rank - 1}" if rank else "none: it has no axes"
         raise AxisError(name, f"axis {axis!r} of {x.type} does not exist", f"Axes are {allowed}.")
