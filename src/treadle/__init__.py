@@ -111,6 +111,7 @@ from treadle.frontend.functions.arithmetic import div as div
 from treadle.frontend.functions.arithmetic import eq as eq
 from treadle.frontend.functions.arithmetic import erf as erf
 from treadle.frontend.functions.arithmetic import exp as exp
+from treadle.frontend.functions.arithmetic import expm1 as expm1
 from treadle.frontend.functions.arithmetic import floor as floor
 from treadle.frontend.functions.arithmetic import floor_divide as floor_divide
 from treadle.frontend.functions.arithmetic import ge as ge
@@ -167,7 +168,6 @@ from treadle.frontend.functions.elementary import atanh as atanh
 from treadle.frontend.functions.elementary import copysign as copysign
 from treadle.frontend.functions.elementary import cosh as cosh
 from treadle.frontend.functions.elementary import dropout as dropout
-from treadle.frontend.functions.elementary import expm1 as expm1
 from treadle.frontend.functions.elementary import fmax as fmax
 from treadle.frontend.functions.elementary import fmin as fmin
 from treadle.frontend.functions.elementary import fmod as fmod

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from treadle.domains.algebra import Num
 from treadle.domains.domain import Domain, Typed, apply, bind, evaluate, input_names, number
 from treadle.domains.symbolic import Symbolic
+from treadle.ir.composites import SIGMOID, SILU
 from treadle.ir.control import SCAN, Scan
 from treadle.ir.graph import Graph, GraphBuilder, Output, OutputKind, Value
 from treadle.ir.op import Attributes, Op, RuleTable, Types
@@ -56,9 +57,12 @@ TANGENT: RuleTable[Callable[[Push[Any]], Tangents]] = RuleTable("tangent")
 
 
 class Dual(Generic[V]):
-    """Dual numbers over `base`. Composites and calls are taken apart."""
+    """Dual numbers over `base`. Calls are taken apart, and composites without a rule of their own.
 
-    keeps: frozenset[Op] = frozenset([SCAN])
+    Sigmoids have one: by their definitions the derivative is ∞ · 0 where e⁻ˣ overflows.
+    """
+
+    keeps: frozenset[Op] = frozenset([SCAN, SIGMOID, SILU])
 
     def __init__(self, base: Domain[V]):
         self.base = base

@@ -7,6 +7,7 @@ from typing import Any
 
 from treadle.domains.algebra import Num
 from treadle.domains.dual import TANGENT, Push, Tangents
+from treadle.ir.composites import SIGMOID, SILU
 from treadle.ir.literal import Number
 from treadle.ir.op import NONE
 from treadle.ir.ops import elementwise as e
@@ -195,6 +196,18 @@ def _sqrt(p: P) -> Tangents:
 @tangent(e.RSQRT)
 def _rsqrt(p: P) -> Tangents:
     return _slope(p, p.out * p.out * p.out * -0.5)
+
+
+@tangent(SIGMOID)
+def _sigmoid(p: P) -> Tangents:
+    return _slope(p, p.out * (1 - p.out))
+
+
+@tangent(SILU)
+def _silu(p: P) -> Tangents:
+    (x,) = p.primals
+    s = x.apply(SIGMOID, NONE)
+    return _slope(p, s * (x * (1 - s) + 1))
 
 
 @tangent(e.SIN)

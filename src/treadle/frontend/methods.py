@@ -80,10 +80,10 @@ _METHODS: dict[str, Callable[..., Any]] = {
 
 # Functions of a tensor that are methods of it too, by the same name.
 _ALSO: dict[Any, str] = {
-    a: "exp log log1p log2 sqrt rsqrt square reciprocal sin cos tanh erf abs neg sign floor ceil "
-    "round clamp maximum minimum atan2 add sub mul div floor_divide remainder "
+    a: "exp expm1 log log1p log2 sqrt rsqrt square reciprocal sin cos tanh erf abs neg sign floor "
+    "ceil round clamp maximum minimum atan2 add sub mul div floor_divide remainder "
     "eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isfinite cast",
-    elementary: "expm1 log10 tan atan asin acos sinh cosh asinh acosh atanh trunc frac isinf "
+    elementary: "log10 tan atan asin acos sinh cosh asinh acosh atanh trunc frac isinf "
     "nan_to_num logaddexp lerp addcmul addcdiv hypot masked_fill "
     "fmax fmin fmod copysign signbit",
     moments: "nansum nanmean count_nonzero cov corrcoef",

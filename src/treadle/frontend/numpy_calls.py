@@ -20,9 +20,10 @@ from treadle.frontend.functions import (
 )
 from treadle.frontend.tensor import Operators, Placeholder, Tensor
 
-_SAME = "exp log log1p log2 sqrt square reciprocal sin cos tanh sign floor ceil isnan isfinite"
-_SAME += " maximum minimum remainder floor_divide logical_and logical_or logical_xor logical_not"
-_ELEMENTARY = "expm1 log10 tan sinh cosh trunc isinf logaddexp hypot"
+_SAME = "exp expm1 log log1p log2 sqrt square reciprocal sin cos tanh sign floor ceil isnan"
+_SAME += " isfinite maximum minimum remainder floor_divide"
+_SAME += " logical_and logical_or logical_xor logical_not"
+_ELEMENTARY = "log10 tan sinh cosh trunc isinf logaddexp hypot"
 
 UFUNCS: dict[str, Callable[..., Tensor]] = {
     **{name: getattr(a, name) for name in _SAME.split()},

@@ -4,9 +4,9 @@ from treadle.frontend.functions.activations import log_softmax as log_softmax
 from treadle.frontend.functions.activations import sigmoid as expit
 from treadle.frontend.functions.activations import softmax as softmax
 from treadle.frontend.functions.arithmetic import erf as erf
+from treadle.frontend.functions.arithmetic import expm1 as expm1
 from treadle.frontend.functions.arithmetic import log1p as log1p
 from treadle.frontend.functions.arithmetic import round as round
-from treadle.frontend.functions.elementary import expm1 as expm1
 from treadle.frontend.functions.gamma import digamma as digamma
 from treadle.frontend.functions.gamma import digamma as psi
 from treadle.frontend.functions.gamma import lgamma as gammaln

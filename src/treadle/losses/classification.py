@@ -10,8 +10,8 @@ from treadle.frontend.coerce import as_tensor
 from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions.activations import (
     cross_entropy_rows,
+    log_sigmoid,
     log_softmax,
-    softplus,
 )
 from treadle.frontend.functions.arithmetic import exp, log, maximum, ne, stop_gradient, where
 from treadle.frontend.functions.indexing import take, take_along_axis
@@ -176,11 +176,16 @@ def bce(
     is_inner = x * (1 - x) >= least
     inner = where(is_inner, x, 0.5)
     inner_values = -(y * log(inner) + (1 - y) * log(1 - inner))
-    # Logarithms have no slope at 0; PyTorch's is (x − y) / max(x (1 − x), 1e-12).
+    # Logarithms have no slope at 0; PyTorch's is (x − y) / max(x (1 − x), 1e-12), and its second
+    # derivative is (x² − 2 x y + y) / ((x + 1e-12) (1 − x + 1e-12))².
     fixed = stop_gradient(x)
     log_x, log_rest = maximum(log(fixed), -100.0), maximum(log(1 - fixed), -100.0)
-    slope = stop_gradient((x - y) / least)
-    edge_values = slope * (x - fixed) - (y * log_x + (1 - y) * log_rest)
+    moved = x - fixed  # 0 with the slope 1
+    scaled = moved / ((fixed + least) * (1 - fixed + least))
+    change = moved * ((fixed - y) / least) + scaled * scaled * (
+        (fixed * fixed - 2 * fixed * y + y) * 0.5
+    )
+    edge_values = change - (y * log_x + (1 - y) * log_rest)
     values = where(is_inner, inner_values, edge_values)
     return reduced("bce", weighted("bce", values, weight), reduction)
 
@@ -197,8 +202,7 @@ def bce_with_logits(
     Shapes: two of one shape → (), or that shape for "none".
     """
     x, y = pair("bce_with_logits", input, target)
-    # log(1 + e⁻ˣ) for either sign of x.
-    lost = maximum(-x, 0.0) + softplus(-abs(x), threshold=1.0)
+    lost = -log_sigmoid(x)
     if pos_weight is not None:
         scale = fitting("bce_with_logits", "pos_weight", pos_weight, x)
         lost = lost * (1 + (scale - 1) * y)

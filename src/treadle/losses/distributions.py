@@ -18,8 +18,10 @@ from treadle.frontend.functions.arithmetic import (
     log,
     log1p,
     logical_and,
+    magnitude,
     maximum,
     stop_gradient,
+    tanh,
     where,
 )
 from treadle.frontend.functions.distances import normalize
@@ -50,10 +52,12 @@ def smooth_l1(input: Operand, target: Operand, reduction: str = "mean", beta: fl
     """
     check_number("smooth_l1", "beta", beta, NOT_NEGATIVE)
     x, y = pair("smooth_l1", input, target)
-    distance = abs(x - y)
+    difference = x - y
+    distance = abs(difference)
     if beta == 0:
         return reduced("smooth_l1", distance, reduction)
-    inside = distance * distance * (0.5 / beta)
+    # Of the difference: a square of |x − y| would have no curvature at 0.
+    inside = difference * difference * (0.5 / beta)
     return reduced("smooth_l1", where(distance < beta, inside, distance - 0.5 * beta), reduction)
 
 
@@ -63,8 +67,13 @@ def log_cosh(input: Operand, target: Operand, reduction: str = "mean") -> Loss:
     Shapes: two of one shape → (), or that shape for "none".
     """
     x, y = pair("log_cosh", input, target)
-    distance = abs(x - y)
-    values = distance + log1p(exp(distance * -2)) - math.log(2)
+    difference = x - y
+    is_near = abs(difference) < 1
+    # log cosh d = log(1 + 2 t² / (1 − t²)) with t = tanh(d / 2): nothing cancels near 0.
+    square = tanh(where(is_near, difference, 0) * 0.5) ** 2
+    distance = where(is_near, 1, magnitude(difference))
+    inner = where(is_near, square * 2 / (1 - square), exp(distance * -2))
+    values = where(is_near, 0, distance - math.log(2)) + log1p(inner)
     return reduced("log_cosh", values, reduction)
 
 

@@ -8,8 +8,8 @@ from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.base.numbers import FINITE, POSITIVE, check_number
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.coerce import cast as cast_to
-from treadle.frontend.functions.activations import log_sigmoid, relu, softplus
-from treadle.frontend.functions.arithmetic import eq, maximum, minimum, sqrt, where
+from treadle.frontend.functions.activations import log_sigmoid, relu
+from treadle.frontend.functions.arithmetic import clamp, eq, maximum, minimum, sqrt, where
 from treadle.frontend.functions.distances import normalize, pairwise_distance
 from treadle.frontend.functions.indexing import take, take_along_axis
 from treadle.frontend.functions.linear import matmul
@@ -40,7 +40,7 @@ def soft_margin(input: Operand, target: Operand, reduction: str = "mean") -> Los
     Shapes: two of one shape → (), or that shape for "none".
     """
     x, y = pair("soft_margin", input, target)
-    return reduced("soft_margin", softplus(-(y * x)), reduction)
+    return reduced("soft_margin", -log_sigmoid(y * x), reduction)
 
 
 def hinge(
@@ -70,7 +70,7 @@ def hinge_embedding(
     check_number("hinge_embedding", "margin", margin, FINITE)
     x, y = pair("hinge_embedding", input, target)
     near = where(eq(y, -1), 0, x)
-    far = where(eq(y, 1), 0, relu(margin - x))
+    far = where(eq(y, 1), 0, clamp(margin - x, min=0))
     return reduced("hinge_embedding", near + far, reduction)
 
 
@@ -84,7 +84,7 @@ def margin_ranking(
     check_number("margin_ranking", "margin", margin, FINITE)
     a, b = pair("margin_ranking", input1, input2)
     _, y = pair("margin_ranking", a, target)
-    return reduced("margin_ranking", relu(-(y * (a - b)) + margin), reduction)
+    return reduced("margin_ranking", clamp(-(y * (a - b)) + margin, min=0), reduction)
 
 
 def cosine_embedding(
@@ -112,7 +112,7 @@ def cosine_embedding(
     product = sum_of(a * b, -1)
     lengths = sqrt((sum_of(a * a, -1) + eps) * (sum_of(b * b, -1) + eps))
     cosine = product / lengths
-    values = where(eq(y, 1), 1 - cosine, where(eq(y, -1), relu(cosine - margin), 0))
+    values = where(eq(y, 1), 1 - cosine, where(eq(y, -1), clamp(cosine - margin, min=0), 0))
     return reduced("cosine_embedding", values, reduction)
 
 
@@ -230,7 +230,7 @@ def triplet_margin(
     near, far = pairwise_distance(a, b, p, eps), pairwise_distance(a, c, p, eps)
     if swap:
         far = minimum(far, pairwise_distance(b, c, p, eps))
-    return reduced("triplet_margin", relu(near - far + margin), reduction)
+    return reduced("triplet_margin", clamp(near - far + margin, min=0), reduction)
 
 
 def contrastive(
@@ -349,4 +349,4 @@ def triplet_with_distance(
     near, far = as_tensor(measure(a, b)), as_tensor(measure(a, c))
     if swap:
         far = minimum(far, as_tensor(measure(b, c)))
-    return reduced("triplet_with_distance", relu(near - far + margin), reduction)
+    return reduced("triplet_with_distance", clamp(near - far + margin, min=0), reduction)

@@ -53,7 +53,9 @@ def huber(
     """
     check_number("huber", "delta", delta, POSITIVE)
     x, y = pair("huber", input, target)
-    distance = abs(x - y)
-    inside, outside = distance * distance * 0.5, (distance - 0.5 * delta) * delta
+    difference = x - y
+    distance = abs(difference)
+    # Of the difference: a square of |x − y| would have no curvature at 0.
+    inside, outside = difference * difference * 0.5, (distance - 0.5 * delta) * delta
     values = where(distance < delta, inside, outside)
     return reduced("huber", weighted("huber", values, weight), reduction)

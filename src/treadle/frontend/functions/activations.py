@@ -5,7 +5,7 @@ from __future__ import annotations
 from treadle.base.errors import ArgumentError, DTypeError, ShapeError
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.coerce import cast as cast_to
-from treadle.frontend.functions.arithmetic import abs, exp, tanh, where
+from treadle.frontend.functions.arithmetic import abs, expm1, magnitude, tanh, where
 from treadle.frontend.functions.shaping import axis_of, chunk, integer_of, number_of, reshape
 from treadle.frontend.scopes import bind1
 from treadle.frontend.spelling import takes_dim
@@ -44,7 +44,7 @@ def elu(x: Operand, alpha: float = 1.0) -> Tensor:
     """x above 0, alpha · (eˣ − 1) below."""
     x = _real("elu", x)
     below = where(x > 0, 0, x)  # keeps exp from overflowing where it is not used
-    return where(x > 0, x, (exp(below) - 1) * alpha)
+    return where(x > 0, x, expm1(below) * alpha)
 
 
 def relu6(x: Operand) -> Tensor:
@@ -66,7 +66,7 @@ def hardtanh(x: Operand, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
 def threshold(x: Operand, threshold: float, value: float) -> Tensor:
     """x above the threshold, otherwise the value."""
     x = _real("threshold", x)
-    return where(x > number_of("threshold", "threshold", threshold), x, value)
+    return where(x <= number_of("threshold", "threshold", threshold), value, x)
 
 
 def selu(x: Operand) -> Tensor:
@@ -80,7 +80,7 @@ def celu(x: Operand, alpha: float = 1.0) -> Tensor:
     if alpha <= 0:
         raise ArgumentError("celu", f"alpha is {alpha}", "It is positive.")
     below = where(x > 0, 0, x)
-    return where(x > 0, x, (exp(below * (1 / alpha)) - 1) * alpha)
+    return where(x > 0, x, expm1(below * (1 / alpha)) * alpha)
 
 
 def mish(x: Operand) -> Tensor:
@@ -98,12 +98,16 @@ def hardsigmoid(x: Operand) -> Tensor:
 def hardswish(x: Operand) -> Tensor:
     """x · hardsigmoid(x)."""
     x = _real("hardswish", x)
-    return where(x <= -3, 0, where(x >= 3, x, x * (x + 3) * (1 / 6)))
+    is_low, is_high = x <= -3, x >= 3
+    inner = where(is_low, 0, where(is_high, 0, x))  # whose slope is no 0 · ∞ far outside
+    return where(is_low, 0, where(is_high, x, inner * (inner + 3) * (1 / 6)))
 
 
 def log_sigmoid(x: Operand) -> Tensor:
     """log sigmoid(x), without underflow."""
-    return -softplus(-_real("log_sigmoid", x))
+    x = _real("log_sigmoid", x)
+    # min(x, 0) − log(1 + e^−|x|), from either side of 0 with the slopes of the whole.
+    return where(x < 0, x, 0) - softplus(-magnitude(x), threshold=1.0)
 
 
 def softsign(x: Operand) -> Tensor:
@@ -121,13 +125,13 @@ def tanhshrink(x: Operand) -> Tensor:
 def softshrink(x: Operand, lambd: float = 0.5) -> Tensor:
     """x moved towards 0 by lambd; 0 where it is not further away."""
     x, far = _real("softshrink", x), _distance("softshrink", lambd)
-    return where(x > far, x - far, where(x < -far, x + far, 0))
+    return where(abs(x) <= far, 0, where(x < 0, x + far, x - far))
 
 
 def hardshrink(x: Operand, lambd: float = 0.5) -> Tensor:
     """x where it is further than lambd from 0, otherwise 0."""
     x, far = _real("hardshrink", x), _distance("hardshrink", lambd)
-    return where(abs(x) > far, x, 0)
+    return where(abs(x) <= far, 0, x)
 
 
 def _distance(name: str, lambd: float) -> float:

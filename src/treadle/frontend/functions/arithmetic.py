@@ -161,9 +161,9 @@ def _static_power(x: Tensor, exponent: float) -> Tensor | None:
         if exponent < 0:
             raise DTypeError("pow", f"{x.type} to the power {exponent}", "Cast to a float first.")
         return _repeated_squares(x, exponent)
-    if exponent < 0:
-        return div(1.0, _product_of(x, -int(exponent)))
-    return _product_of(x, int(exponent))
+    # A product of 1 / x, not 1 over a product: slopes where x is 0 or infinite are no NaN.
+    whole = int(exponent)
+    return _product_of(div(1.0, x), -whole) if whole < 0 else _product_of(x, whole)
 
 
 def _repeated_squares(x: Tensor, exponent: int) -> Tensor:
@@ -192,6 +192,14 @@ def neg(x: Operand) -> Tensor:
 def abs(x: Operand) -> Tensor:
     """|x|; the gradient at 0 is 0."""
     return bind1(e.ABS, NONE, as_tensor(x))
+
+
+def magnitude(x: Tensor) -> Tensor:
+    """|x| with the slope 1 at 0, for functions of it that are smooth there in x.
+
+    The slope 0 of `abs` would be lost to their derivatives of any order.
+    """
+    return where(lt(x, 0), neg(x), x)
 
 
 def sign(x: Operand) -> Tensor:
@@ -245,6 +253,20 @@ def _round_to(x: Tensor, decimals: int) -> Tensor:
 def exp(x: Operand) -> Tensor:
     """eˣ."""
     return _real(e.EXP, x)
+
+
+def expm1(x: Operand) -> Tensor:
+    """eˣ − 1, exact for small x too."""
+    real = as_real(x)
+    above = exp(real)
+    # The difference loses what tanh(x / 2) · (eˣ + 1), which is the same, keeps.
+    exact = mul(tanh(mul(real, 0.5)), add(above, 1))
+    return exact_near_0(real, sub(above, 1), exact)
+
+
+def exact_near_0(x: Tensor, plain: Tensor, exact: Tensor) -> Tensor:
+    """A formula whose derivatives are right, with the value of another where |x| < 1."""
+    return add(plain, stop_gradient(where(lt(abs(x), 1), sub(exact, plain), 0)))
 
 
 def log(x: Operand) -> Tensor:
@@ -335,10 +357,17 @@ def clamp(x: Operand, min: Operand | None = None, max: Operand | None = None) ->
     if min is None and max is None:
         raise ArgumentError("clamp", "neither min nor max is given", "Give at least one bound.")
     if min is not None:
-        result = where(lt(result, min), min, result)
+        result = where(_or_nan(lt(result, min), min), min, result)
     if max is not None:
-        result = where(gt(result, max), max, result)
+        result = where(_or_nan(gt(result, max), max), max, result)
     return result
+
+
+def _or_nan(is_beyond: Tensor, bound: Operand) -> Tensor:
+    """A condition, true also where a bound is NaN: the result is NaN there."""
+    if not common_dtype((bound,)).is_float or (isinstance(bound, float) and bound == bound):
+        return is_beyond
+    return logical_or(is_beyond, isnan(bound))
 
 
 def _held(bound: Operand | None, dtype: dtypes.DType) -> Operand | None:

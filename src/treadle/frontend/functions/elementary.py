@@ -9,6 +9,7 @@ from treadle.base.numbers import PROBABILITY, check_number
 from treadle.frontend import random
 from treadle.frontend.coerce import align, as_tensor, is_weak
 from treadle.frontend.coerce import cast as cast_to
+from treadle.frontend.functions.activations import softplus
 from treadle.frontend.functions.arithmetic import (
     abs,
     as_real,
@@ -17,6 +18,7 @@ from treadle.frontend.functions.arithmetic import (
     cos,
     div,
     eq,
+    exact_near_0,
     exp,
     floor,
     ge,
@@ -29,6 +31,7 @@ from treadle.frontend.functions.arithmetic import (
     logical_and,
     logical_or,
     lt,
+    magnitude,
     maximum,
     mul,
     neg,
@@ -43,16 +46,6 @@ from treadle.frontend.functions.arithmetic import (
     where,
 )
 from treadle.frontend.tensor import Operand, Tensor
-
-
-def expm1(x: Operand) -> Tensor:
-    """eˣ − 1, exact for small x too."""
-    real = as_real(x)
-    # tanh(x / 2) · (eˣ + 1) is the same and has no difference of near numbers. Where x is large
-    # the other way round loses nothing.
-    is_small = abs(real) < 1
-    small = where(is_small, real, 0)
-    return where(is_small, tanh(small * 0.5) * (exp(small) + 1), exp(real) - 1)
 
 
 def log10(x: Operand) -> Tensor:
@@ -93,49 +86,50 @@ def _other_leg(x: Tensor) -> Tensor:
 def sinh(x: Operand) -> Tensor:
     """The hyperbolic sine."""
     real = as_real(x)
-    size = abs(real)
-    return _signed(real, expm1(size) * 0.5 - expm1(-size) * 0.5)
+    up, down = exp(real * 0.5), exp(real * -0.5)
+    both = up + down
+    return exact_near_0(
+        real, up * (up * 0.5) - down * (down * 0.5), tanh(real * 0.5) * both * (both * 0.5)
+    )
 
 
 def cosh(x: Operand) -> Tensor:
     """The hyperbolic cosine."""
-    half = exp(abs(as_real(x))) * 0.5
-    return half + div(0.25, half)
+    real = as_real(x)
+    up, down = exp(real * 0.5), exp(real * -0.5)  # eˣ overflows before its half
+    return up * (up * 0.5) + down * (down * 0.5)
 
 
 def asinh(x: Operand) -> Tensor:
     """The inverse of the hyperbolic sine."""
     real = as_real(x)
-    size = abs(real)
-    is_large = size > LARGE
-    inner = where(is_large, 0, size)
+    size = magnitude(real)
+    is_far = size > 1
+    inner = where(is_far, 0, size)
     near = log1p(inner + inner * inner / (sqrt(inner * inner + 1) + 1))
-    far = log(where(is_large, size, 1)) + math.log(2)
-    return _signed(real, where(is_large, far, near))
+    outer = where(is_far, size, 1)
+    inverse = 1 / outer  # whose square does not overflow
+    far = log(outer) + log(sqrt(inverse * inverse + 1) + 1)
+    found = where(is_far, far, near)
+    return where(real < 0, -found, found)
 
 
 def acosh(x: Operand) -> Tensor:
     """The inverse of the hyperbolic cosine, for x from 1 on; NaN below."""
     real = as_real(x)
-    is_large = real > LARGE
-    above = where(is_large, 1, real - 1)
-    near = log1p(above + sqrt(above * (above + 2)))
-    return where(is_large, log(where(is_large, real, 1)) + math.log(2), near)
-
-
-LARGE = 1e4  # beyond which √(x² ± 1) is x in float32, and its square may overflow in float16
+    is_far = real > 2
+    above = where(is_far, 1, real - 1)
+    near = log1p(above + sqrt(above) * sqrt(above + 2))
+    outer = where(is_far, real, 2)
+    inverse = 1 / outer
+    far = log(outer) + log(sqrt((1 - inverse) * (1 + inverse)) + 1)
+    return where(is_far, far, near)
 
 
 def atanh(x: Operand) -> Tensor:
-    """The inverse of the hyperbolic tangent, for x between −1 and 1."""
+    """The inverse of the hyperbolic tangent, for x from −1 to 1; NaN beyond."""
     real = as_real(x)
-    size = abs(real)
-    return _signed(real, log1p(size * 2 / (1 - size)) * 0.5)
-
-
-def _signed(x: Tensor, size: Tensor) -> Tensor:
-    """A number with the sign of x: an odd function out of its half. The slope at 0 stays."""
-    return where(x < 0, -size, size)
+    return (log1p(real) - log1p(-real)) * 0.5
 
 
 def trunc(x: Operand) -> Tensor:
@@ -176,11 +170,12 @@ def nan_to_num(
 def logaddexp(x: Operand, y: Operand) -> Tensor:
     """log(eˣ + eʸ), without overflow."""
     a, b = align("logaddexp", as_real(x), as_real(y))
-    top = stop_gradient(maximum(a, b))
-    is_endless = eq(abs(top), math.inf)  # equal infinities, whose difference is none
-    centre = where(is_endless, 0, top)
-    total = exp(a - centre) + exp(b - centre)
-    return where(is_endless, top, log(where(is_endless, 1, total)) + centre)
+    is_less = a < b
+    high, low = where(is_less, b, a), where(is_less, a, b)
+    # Infinities have no difference: one that is not above the other adds nothing.
+    is_endless = eq(abs(low), math.inf)
+    found = high + softplus(where(is_endless, -math.inf, low - high), threshold=1.0)
+    return where(logical_and(is_endless, eq(high, -math.inf)), -math.inf, found)
 
 
 def lerp(start: Operand, end: Operand, weight: Operand) -> Tensor:

@@ -11,7 +11,17 @@ import math
 
 from treadle.base import dtypes
 from treadle.base.errors import ArgumentError
-from treadle.frontend.functions.arithmetic import abs, as_real, cos, floor, log, sin, where
+from treadle.frontend.functions.arithmetic import (
+    abs,
+    as_real,
+    cos,
+    eq,
+    floor,
+    log,
+    logical_and,
+    sin,
+    where,
+)
 from treadle.frontend.functions.shaping import integer_of
 from treadle.frontend.tensor import Operand, Tensor
 
@@ -32,7 +42,10 @@ def lgamma(x: Operand) -> Tensor:
         product = product * (small + i)
     found = stirling + _series(terms, inverse) * inverse - where(is_small, log(product), 0)
     sine = sin(_from_pole(real, is_reflected) * math.pi)
-    return where(is_reflected, math.log(math.pi) - log(abs(sine)) - found, found)
+    reflected = math.log(math.pi) - log(abs(sine)) - found
+    # Far below 0 every number is a pole, where `found` overflows too.
+    is_pole = logical_and(is_reflected, eq(real, floor(real)))
+    return where(is_pole, math.inf, where(is_reflected, reflected, found))
 
 
 def digamma(x: Operand) -> Tensor:

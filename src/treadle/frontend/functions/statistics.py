@@ -78,7 +78,9 @@ def _between(ordered: Tensor, axis: int, place: float, interpolation: str) -> Te
         return _element(ordered, axis, high)
     part = 0.5 if interpolation == "midpoint" else part
     below, above = (_element(ordered, axis, i) for i in (low, high))
-    return below + (above - below) * part
+    # From the nearer end, as PyTorch: exact there, and infinities stay.
+    step = above - below
+    return below + step * part if part < 0.5 else above - step * (1 - part)
 
 
 @takes_dim

@@ -17,14 +17,14 @@ from treadle.interop.torch.rows.table import aten, declare_all
 
 declare_all(
     {
-        **{name: getattr(a, name) for name in ("abs", "ceil", "cos", "erf", "exp", "floor")},
-        **{name: getattr(a, name) for name in ("isfinite", "isnan", "log", "log1p", "log2")},
-        **{name: getattr(a, name) for name in ("logical_and", "logical_not", "logical_or")},
+        **{name: getattr(a, name) for name in ("abs", "ceil", "cos", "erf", "exp", "expm1")},
+        **{name: getattr(a, name) for name in ("floor", "isfinite", "isnan", "log", "log1p")},
+        **{name: getattr(a, name) for name in ("log2", "logical_and", "logical_not", "logical_or")},
         **{name: getattr(a, name) for name in ("logical_xor", "neg", "reciprocal", "round")},
         **{name: getattr(a, name) for name in ("rsqrt", "sign", "sin", "sqrt", "square", "tanh")},
         **{name: getattr(a, name) for name in ("atan2", "maximum", "minimum", "bitwise_not")},
         **{name: getattr(e, name) for name in ("acos", "acosh", "asin", "asinh", "atan", "atanh")},
-        **{name: getattr(e, name) for name in ("cosh", "expm1", "frac", "hypot", "isinf")},
+        **{name: getattr(e, name) for name in ("cosh", "frac", "hypot", "isinf")},
         **{name: getattr(e, name) for name in ("log10", "logaddexp", "sinh", "tan", "trunc")},
         **{name: getattr(f, name) for name in ("hardsigmoid", "hardswish", "log_sigmoid", "mish")},
         **{name: getattr(f, name) for name in ("relu", "relu6", "selu", "sigmoid", "silu")},
@@ -216,7 +216,7 @@ def _power_of_two(x: Tensor, y: Operand) -> Operand:
 @aten("elu")
 def _elu(x: Operand, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
     value = as_tensor(x)
-    below = a.mul(e.expm1(scaled(a.minimum(value, 0.0), input_scale)), alpha * scale)
+    below = a.mul(a.expm1(scaled(a.where(value > 0, 0.0, value), input_scale)), alpha * scale)
     return a.where(value > 0, scaled(value, scale), below)
 
 

@@ -1,0 +1,370 @@
+"""Values and two derivatives where random samples never are: 0, −0, ties, ±tiny, ±huge, ±∞, NaN."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import treadle as td
+from loss_points import LOSSES, LossRow
+from point_rows import (
+    BINARY,
+    BINARY_EXCUSES,
+    PAIRS,
+    POINTS,
+    SIGNED,
+    UNARY,
+    UNARY_EXCUSES,
+    Array,
+    Excuse,
+    Function,
+    Smooth,
+    in_digits,
+)
+from treadle import losses
+from treadle.runtime.cpu.native import processor
+
+WHAT = ("value", "first", "second", "forward")
+# Relative errors of compositions, and how much of a number of size 1 the derivatives may miss.
+RELATIVE = {"float64": 1e-12, "float32": 4e-6}
+ABSOLUTE = {"float64": 1e-14, "float32": 4e-6}
+AVX2 = "x86-64-v3"
+
+pytestmark = pytest.mark.filterwarnings("ignore::treadle.UnreachedWarning")
+
+
+def derivatives(function: Function, count: int = 1) -> Function:
+    """Value, first derivatives, second derivatives and a forward one, of elementwise functions."""
+
+    def call(*x: td.Tensor) -> list[td.Tensor]:
+        every = tuple(range(count))
+
+        def total(*x: td.Tensor) -> td.Tensor:
+            return function(*x).sum()
+
+        def slopes(i: int) -> Function:
+            return lambda *x: td.grad(total, i)(*x).sum()
+
+        value = function(*x)
+        if not value.dtype.is_float:
+            return [value]
+        ones = tuple(td.ones(t.shape, t.dtype) for t in x)
+        first = [td.grad(total, i)(*x) for i in every]
+        second = [td.grad(slopes(i), i)(*x) for i in every]
+        return [value, *first, *second, td.jvp(function, x, ones)[1]]
+
+    return call
+
+
+def expected(function: Function | Smooth, x: Sequence[Array]) -> list[Array]:
+    """The reference's value, and its first and second derivatives."""
+    if isinstance(function, Smooth):
+        found = expected(function.beyond, x)
+        inside = np.abs(x[0]) <= function.limit
+        for values, formula in zip(found, function[:3], strict=True):
+            digits = in_digits(formula, x[0][inside])
+            # PyTorch's at poles, and for the signs of zeros.
+            keeps = np.isnan(digits) | (digits == 0) & (values[inside] == 0)
+            values[inside] = np.where(keeps, values[inside], digits)
+        return found
+    leaves = [torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in x]
+    value = function(*leaves)
+    found = [value.detach().numpy().copy()]
+    if not value.is_floating_point():
+        return found
+    first = [_slope(value, t) for t in leaves]
+    second = [None if g is None else _slope(g, t) for g, t in zip(first, leaves, strict=True)]
+    both = [*first, *second]
+    return [
+        *found,
+        *(0 * value.detach().numpy() if g is None else g.numpy(force=True) for g in both),
+    ]
+
+
+def _slope(value: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor | None:
+    if not value.requires_grad:
+        return None
+    try:
+        return torch.autograd.grad(value.sum(), leaf, create_graph=True, allow_unused=True)[0]
+    except RuntimeError as error:
+        if "not implemented" not in str(error):
+            raise
+        return None
+
+
+def numbers(points: Array, dtype: str) -> Array:
+    """Distinct points of a dtype, zeros of both signs and NaN."""
+    with np.errstate(over="ignore"):
+        x = np.unique(points.astype(dtype))
+    parts = [x[x < 0], [-0.0, 0.0], x[x > 0], [np.nan]]
+    return np.concatenate(parts).astype(dtype)
+
+
+def differences(
+    name: str,
+    found: Sequence[Any],
+    theirs: Sequence[Array],
+    x: Sequence[Array],
+    excuses: Sequence[Excuse],
+    rounding: float = 0,
+) -> Iterator[str]:
+    """Points at which a row is not its reference, but for those that are excused."""
+    dtype, count = str(x[0].dtype), len(x)
+    mine = [e for e in excuses if e.row == name and dtype in e.dtypes.split()]
+    labels = ["value", *("first",) * count, *("second",) * count]
+    with np.errstate(all="ignore"):
+        rounded = [t.astype(dtype).astype(np.float64) for t in theirs]
+    # Where there is no value there is no derivative.
+    has_none = np.isnan(rounded[0]) | np.isnan(np.asarray(found[0], np.float64))
+    for ours, other, label in zip(found, rounded, labels, strict=False):
+        ours = np.asarray(ours, np.float64)
+        allowed = _excused(mine, label, x)
+        is_value = label == "value"
+        # Compositions may lose results that are denormal.
+        slack = float(np.finfo(dtype).tiny) + rounding * np.finfo(dtype).eps
+        wrong = _differ(ours, other, dtype, slack if is_value else ABSOLUTE[dtype]) & ~allowed
+        if not is_value:  # nor is a NaN of PyTorch's a reference for one
+            wrong &= ~has_none & ~(np.isnan(other) & np.isfinite(ours))
+        yield from _complaints(f"{name}: {label}", wrong, ours, other, x)
+        if label == "value":
+            is_zero = (ours == 0) & (other == 0) & (np.signbit(ours) != np.signbit(other))
+            signs = is_zero & (name in SIGNED)
+            yield from _complaints(f"{name}: sign of zero", signs, ours, other, x)
+
+
+def _excused(excuses: Sequence[Excuse], label: str, x: Sequence[Array]) -> Array:
+    found = np.zeros(x[0].shape, bool)
+    wide = [a.astype(np.float64) for a in x]
+    for excuse in excuses:
+        if label in excuse.what.split():
+            found |= excuse.where(*wide)
+    return found
+
+
+def _differ(ours: Array, other: Array, dtype: str, absolute: float) -> Array:
+    with np.errstate(all="ignore"):
+        is_near = np.abs(ours - other) <= RELATIVE[dtype] * np.abs(other) + absolute
+    both_nan = np.isnan(ours) & np.isnan(other)
+    return ~((ours == other) | both_nan | (is_near & np.isfinite(other)))
+
+
+def _complaints(
+    label: str, wrong: Array, ours: Array, other: Array, x: Sequence[Array]
+) -> Iterator[str]:
+    for i in np.flatnonzero(wrong)[:8]:
+        point = ", ".join(f"{a[i]:.6g}" for a in x)
+        yield f"{label} at {point} is {ours[i]:.9g}, not {other[i]:.9g}"
+
+
+def check_forward(name: str, found: Sequence[Array], x: Array) -> None:
+    """Forward mode beside reverse mode, where that has a number."""
+    has_number = np.isfinite(found[0]) & np.isfinite(found[1])
+    wrong = _differ(found[-1], found[1], "float64", ABSOLUTE["float64"]) & has_number
+    assert not list(_complaints(f"{name}: forward mode", wrong, found[-1], found[1], [x]))
+
+
+# Functions of one number
+
+
+@cache
+def references(name: str, dtype: str) -> tuple[Array, ...]:
+    x = numbers(POINTS, dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = expected(UNARY[name].theirs, [x.astype(np.float64)])
+    return (*found, x)
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_one_number_eagerly(name: str) -> None:
+    *theirs, x = references(name, "float64")
+    found = [t.numpy() for t in derivatives(UNARY[name].ours)(td.tensor(x))]
+    found[1:], forward = found[1:3], found[3:]
+    wrong = list(differences(name, found, theirs, [x], UNARY_EXCUSES, UNARY[name].rounding))
+    assert not wrong, "\n".join(wrong)
+    if forward:
+        check_forward(name, [*found, *forward], x)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "target"), [("float32", "native"), ("float32", AVX2), ("float64", "native")]
+)
+def test_one_number_compiled(dtype: str, target: str) -> None:
+    """All functions and their derivatives in one program."""
+    if target == AVX2 and not processor().has("avx2"):
+        pytest.skip("the processor has no AVX2")
+    *_, x = references("exp", dtype)
+
+    def every(x: td.Tensor) -> dict[str, list[td.Tensor]]:
+        return {name: derivatives(row.ours)(x)[:3] for name, row in UNARY.items()}
+
+    options = td.CompileOptions(target=target)
+    found = td.compile(every, td.Spec(x.shape, dtype), device="cpu", options=options)(x)
+    wrong = []
+    for name in UNARY:
+        *theirs, _ = references(name, dtype)
+        wrong += differences(name, found[name], theirs, [x], UNARY_EXCUSES, UNARY[name].rounding)
+    assert not wrong, "\n".join(wrong)
+
+
+# Functions of two numbers
+
+
+@cache
+def pair_references(name: str, dtype: str) -> tuple[Array, ...]:
+    x, y = (a.ravel() for a in np.meshgrid(*[numbers(PAIRS, dtype)] * 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = expected(BINARY[name].theirs, [x.astype(np.float64), y.astype(np.float64)])
+    return (*found, x, y)
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_two_numbers_eagerly(name: str) -> None:
+    *theirs, x, y = pair_references(name, "float64")
+    found = derivatives(BINARY[name].ours, 2)(td.tensor(x), td.tensor(y))
+    found = [t.numpy() for t in found][: len(theirs)]
+    wrong = list(differences(name, found, theirs, [x, y], BINARY_EXCUSES))
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("target", ["native", pytest.param(AVX2, marks=pytest.mark.slow)])
+def test_two_numbers_compiled(target: str) -> None:
+    if target == AVX2 and not processor().has("avx2"):
+        pytest.skip("the processor has no AVX2")
+    *_, x, y = pair_references("add", "float32")
+
+    def every(x: td.Tensor, y: td.Tensor) -> dict[str, list[td.Tensor]]:
+        return {name: derivatives(row.ours, 2)(x, y)[:3] for name, row in BINARY.items()}
+
+    options = td.CompileOptions(target=target)
+    specs = [td.Spec(x.shape, "float32")] * 2
+    found = td.compile(every, *specs, device="cpu", options=options)(x, y)
+    wrong = []
+    for name in BINARY:
+        *theirs, _, _ = pair_references(name, "float32")
+        wrong += differences(name, found[name], theirs, [x, y], BINARY_EXCUSES)
+    assert not wrong, "\n".join(wrong)
+
+
+# Losses
+
+# Where PyTorch has no number that could be a reference, and where it has another, with the reason.
+LOSS_EXCUSES = {
+    ("kl_div", "other"): "PyTorch's slope for a target of 0 is NaN",
+    ("poisson_nll of rates", "other"): "PyTorch's slope for a target of 0 is NaN",
+    ("bce", "other"): "PyTorch holds logarithms above −100 in the value and not in the slope",
+}
+
+
+# Points that are ties in float32 and, with the same inputs, none in float64.
+ROUNDED_TIES = {"satisfaction", "margin_ranking 1.0 1.0", "margin_ranking -1.0 1.0"}
+
+
+def loss_arrays(name: str) -> tuple[td.Tensor, ...]:
+    return tuple(td.tensor(np.asarray(a, np.float64)) for a in LOSSES[name].arrays)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss(name: str) -> None:
+    """The value, the gradients of both arrays, and the whole Hessian of the first, in two modes."""
+    row = LOSSES[name]
+    ours = loss_arrays(name)
+    theirs = [torch.tensor(t.numpy(), requires_grad=True) for t in ours]
+    value, gradients = _of_pytorch(row, theirs)
+    wrong = list(_unlike(row, "value", row.ours(*ours).numpy(), value))
+    found = td.grad(row.ours, (0, 1))(*ours)
+    for label, mine, other in zip(("input", "other"), found, gradients, strict=True):
+        if other is not None and (name, label) not in LOSS_EXCUSES:
+            wrong += _unlike(row, label, mine.numpy(), other.detach().numpy())
+    if row.has_second:
+        wrong += _hessians(row, ours, theirs[0], gradients[0])
+    assert not wrong, "\n".join(wrong)
+
+
+def _of_pytorch(
+    row: LossRow, leaves: list[torch.Tensor]
+) -> tuple[Array, list[torch.Tensor | None]]:
+    """The value and gradients; None for what PyTorch takes no gradient of."""
+    try:
+        value = row.theirs(*leaves)
+    except RuntimeError:  # a target that takes none
+        leaves[1] = leaves[1].detach()
+        value = row.theirs(*leaves)
+    found = [
+        torch.autograd.grad(value, t, create_graph=row.has_second, retain_graph=True,
+                            allow_unused=True)[0] if t.requires_grad else None
+        for t in leaves
+    ]  # fmt: skip
+    return value.detach().numpy(), found
+
+
+def _hessians(
+    row: LossRow, ours: tuple[td.Tensor, ...], leaf: torch.Tensor, gradient: torch.Tensor | None
+) -> Iterator[str]:
+    """Column by column; where elements have a loss each, all columns at once."""
+    x, y = ours
+    assert gradient is not None
+    size = int(np.prod(x.shape))
+    directions = np.eye(size).reshape(size, *x.shape)
+    for e in directions if size <= 32 else np.ones((1, *x.shape)):
+        second = None
+        if gradient.requires_grad:
+            second = torch.autograd.grad(
+                (gradient * torch.tensor(e)).sum(), leaf, retain_graph=True, allow_unused=True
+            )[0]
+        other = np.zeros(x.shape) if second is None else second.numpy(force=True)
+
+        def slope(x: td.Tensor) -> td.Tensor:
+            return td.grad(row.ours)(x, y)
+
+        def along(x: td.Tensor, e: Array = e) -> td.Tensor:
+            return (slope(x) * e).sum()
+
+        yield from _unlike(row, "Hessian", td.grad(along)(x).numpy(), other)
+        forward = td.jvp(slope, (x,), (td.tensor(e),))[1].numpy()
+        yield from _unlike(row, "Hessian in forward mode", forward, other)
+
+
+def _unlike(row: LossRow, label: str, ours: Array, other: Array) -> Iterator[str]:
+    ours, other = np.broadcast_arrays(np.asarray(ours), np.asarray(other))
+    with np.errstate(all="ignore"):
+        is_near = np.abs(ours - other) <= row.relative * np.abs(other) + row.absolute
+    wrong = ~((ours == other) | is_near | (np.isnan(other) & np.isfinite(ours)))
+    points = [np.broadcast_to(a, ours.shape) if np.ndim(a) <= ours.ndim else a for a in row.arrays]
+    for place in list(np.argwhere(wrong))[:6]:
+        at = tuple(place)
+        where = ", ".join(f"{a[at]:.6g}" for a in points) if ours.ndim else ""
+        yield f"{label} at {at} ({where}) is {ours[at]:.9g}, not {other[at]:.9g}"
+
+
+def test_losses_compiled() -> None:
+    """Losses and gradients in float32, in one program, beside the same in float64."""
+    arrays = {name: loss_arrays(name) for name in LOSSES}
+
+    def every(arrays: dict[str, list[td.Tensor]]) -> dict[str, td.Tensor]:
+        return {name: td.grad(LOSSES[name].ours)(*of) for name, of in arrays.items()}
+
+    narrow = {n: [t.numpy().astype(np.float32) for t in of] for n, of in arrays.items()}
+    found = td.compile(every, narrow, device="cpu")(narrow)
+    wrong = []
+    for name in narrow.keys() - ROUNDED_TIES:
+        of = narrow[name]
+        wide = td.grad(LOSSES[name].ours)(*(td.tensor(a.astype(np.float64)) for a in of)).numpy()
+        with np.errstate(over="ignore"):
+            other = wide.astype(np.float32).astype(np.float64)
+        scale = np.abs(other[np.isfinite(other)]).max(initial=1.0)
+        row = LOSSES[name]._replace(relative=2e-4, absolute=2e-6 * min(scale, 1e3))
+        wrong += [f"{name}: {text}" for text in _unlike(row, "input", found[name], other)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_loss_has_a_row() -> None:
+    names = {n for n in dir(losses) if callable(getattr(losses, n)) and not n.startswith("_")}
+    assert names == {name.split()[0] for name in LOSSES}
