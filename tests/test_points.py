@@ -193,7 +193,12 @@ def test_one_number_eagerly(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "target"), [("float32", "native"), ("float32", AVX2), ("float64", "native")]
+    ("dtype", "target"),
+    [
+        ("float32", "native"),
+        pytest.param("float32", AVX2, marks=pytest.mark.slow),
+        pytest.param("float64", "native", marks=pytest.mark.slow),
+    ],
 )
 def test_one_number_compiled(dtype: str, target: str) -> None:
     """All functions and their derivatives in one program."""
@@ -344,6 +349,7 @@ def _unlike(row: LossRow, label: str, ours: Array, other: Array) -> Iterator[str
         yield f"{label} at {at} ({where}) is {ours[at]:.9g}, not {other[at]:.9g}"
 
 
+@pytest.mark.slow
 def test_losses_compiled() -> None:
     """Losses and gradients in float32, in one program, beside the same in float64."""
     arrays = {name: loss_arrays(name) for name in LOSSES}
