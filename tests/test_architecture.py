@@ -23,7 +23,7 @@ BASE = frozenset({"base"})
 VALUES = BASE | {"ir", "kernel"}  # every value that is passed between stages
 TRACED = BASE | {"ir", "domains", "frontend"}
 MODELS = TRACED | {"autodiff", "batching"}
-LIBRARY = MODELS | {"fft", "linalg", "nn", "losses", "metrics", "optim"}
+LIBRARY = MODELS | {"distributions", "fft", "linalg", "nn", "losses", "metrics", "optim"}
 STAGES = frozenset({"precision", "schedule", "memory", "codegen", "runtime"})
 BELOW_PIPELINE = LIBRARY | VALUES | STAGES | {"rules", "egraph"}
 TOP = frozenset(
@@ -58,6 +58,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "autodiff": TRACED,
     "batching": TRACED,
     "fft": TRACED,
+    "distributions": MODELS | {"linalg"},
     "linalg": MODELS,
     "nn": MODELS,
     "losses": MODELS,

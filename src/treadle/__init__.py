@@ -6,6 +6,7 @@ import typing as _typing
 import treadle.base.elsewhere as _elsewhere
 
 # Fills the rule tables, which gives ops their meaning and gradients.
+from treadle import distributions as distributions
 from treadle import fft as fft
 from treadle import linalg as linalg
 from treadle import losses as losses
