@@ -80,6 +80,7 @@ ELSEWHERE = {
     "TransformedDistribution",
     "Logistic",
 }
+MISSING = {(name, "cdf") for name in ("Gamma", "Chi2", "InverseGamma")}
 every = pytest.mark.parametrize("name", CASES)
 
 
@@ -125,6 +126,10 @@ def test_beside_pytorch(name: str) -> None:
         "cdf": lambda it, key: it.cdf(x if isinstance(it, T.Distribution) else x.numpy()),
         "icdf": lambda it, key: it.icdf(p if isinstance(it, T.Distribution) else p.numpy()),
     }.items():
+        if (name, what) in MISSING:
+            with pytest.raises(NotImplementedError, match=f"{name} has no {what}"):
+                asked(mine, what)
+            continue
         try:
             expected = asked(other, what)
         except (NotImplementedError, AttributeError):

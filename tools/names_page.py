@@ -81,6 +81,10 @@ FOLDERS = {
         "Named tuples that its [functions](functions.md#linear-algebra) give; see "
         "[linear algebra](linear-algebra.md).",
     ),
+    "distributions": (
+        "Distributions: td.distributions",
+        "See [distributions](distributions.md).",
+    ),
     "data": ("Data: td.data", "See [data](data.md)."),
     "models": ("Models: td.models", "See [models](models.md)."),
     "callbacks": ("Callbacks: td.callbacks", "See [callbacks](callbacks.md)."),

@@ -14,7 +14,17 @@ import treadle as td
 
 # Folders with pages of their own; `tables` fills the rule tables and offers nothing, and `special`
 # has functions of `td` by other names.
-FOLDERS = ("nn", "losses", "metrics", "optim", "data", "models", "callbacks", "loggers")
+FOLDERS = (
+    "distributions",
+    "nn",
+    "losses",
+    "metrics",
+    "optim",
+    "data",
+    "models",
+    "callbacks",
+    "loggers",
+)
 WITHOUT_NAMES = ("tables", "special")
 
 

@@ -6,7 +6,6 @@ import typing as _typing
 import treadle.base.elsewhere as _elsewhere
 
 # Fills the rule tables, which gives ops their meaning and gradients.
-from treadle import distributions as distributions
 from treadle import fft as fft
 from treadle import linalg as linalg
 from treadle import losses as losses
@@ -333,6 +332,7 @@ from treadle.step.watching import Histogram as Histogram
 
 if _typing.TYPE_CHECKING:
     from treadle import data as data
+    from treadle import distributions as distributions
     from treadle import interop as interop
     from treadle import metrics as metrics
     from treadle import models as models
@@ -350,6 +350,7 @@ if _typing.TYPE_CHECKING:
 _LATER = {
     "calibrate": "backends.calibration",
     "data": "data",
+    "distributions": "distributions",
     "interop": "interop",
     "metrics": "metrics",
     "models": "models",

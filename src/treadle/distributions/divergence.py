@@ -70,12 +70,12 @@ def _normals(p: Normal, q: Normal) -> Tensor:
 
 @formula(HalfNormal, HalfNormal)
 def _half_normals(p: HalfNormal, q: HalfNormal) -> Tensor:
-    return _normals(p.base, q.base)  # type: ignore[arg-type]
+    return _normals(p.base, q.base)
 
 
 @formula(LogNormal, LogNormal)
 def _log_normals(p: LogNormal, q: LogNormal) -> Tensor:
-    return _normals(p.base_dist, q.base_dist)  # type: ignore[arg-type]
+    return _normals(p.base_dist, q.base_dist)
 
 
 @formula(Laplace, Laplace)

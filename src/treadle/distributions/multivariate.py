@@ -19,6 +19,7 @@ from treadle.frontend.functions.linear import matmul
 from treadle.frontend.functions.sequences import diagonal
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.linalg.elimination import inv
+from treadle.linalg.matrices import turned
 from treadle.linalg.triangular import cholesky, solve_triangular
 
 
@@ -66,7 +67,7 @@ class MultivariateNormal(Distribution):
 
     @property
     def covariance_matrix(self) -> Tensor:
-        return matmul(self.scale_tril, self.scale_tril.mT)
+        return matmul(self.scale_tril, turned(self.scale_tril))
 
     @property
     def mean(self) -> Tensor:
