@@ -35,6 +35,7 @@ from treadle.base.errors import CacheWarning as CacheWarning
 from treadle.base.errors import CallbackError as CallbackError
 from treadle.base.errors import CheckpointError as CheckpointError
 from treadle.base.errors import CheckpointWarning as CheckpointWarning
+from treadle.base.errors import CopyError as CopyError
 from treadle.base.errors import DeviceError as DeviceError
 from treadle.base.errors import DistributedError as DistributedError
 from treadle.base.errors import DTypeError as DTypeError

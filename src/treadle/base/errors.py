@@ -112,6 +112,10 @@ class GradientShapeError(ShapeError):
         )
 
 
+class CopyError(TreadleError, TypeError):
+    """A step, program or trainer is copied or pickled."""
+
+
 class UnknownParameterError(TreadleError, LookupError):
     """A gradient for a parameter that was not registered."""
 

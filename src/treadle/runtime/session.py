@@ -12,6 +12,7 @@ import numpy as np
 from treadle.base.arrays import lost_mask, lost_range
 from treadle.base.errors import ArgumentError, LoadError, ShapeError
 from treadle.base.memory import refuse_beyond
+from treadle.base.uncopied import uncopied
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.rewrite import remove_dead_code
 from treadle.ir.types import TensorType
@@ -44,6 +45,7 @@ class ShardedValues(Protocol):
         ...
 
 
+@uncopied("Copy its values: step.state_dict() has them all.")
 class Session:
     """Parameters, states and everything else that outlives a step."""
 

@@ -13,6 +13,7 @@ import numpy as np
 from treadle.base.errors import ArgumentError, LoadError
 from treadle.base.numbers import check_seed, check_whole
 from treadle.base.trees import Tree
+from treadle.base.uncopied import uncopied
 from treadle.batching.walk import batch_graph, with_axis
 from treadle.compile_report import CompileReport
 from treadle.domains.float64 import carrier
@@ -111,6 +112,7 @@ def _first_keys(seeds: tuple[int, ...], stream: int) -> np.ndarray:
     return np.stack([make_key(seed, stream=stream) for seed in seeds])
 
 
+@uncopied("Make another of the step, and load a file of save() into it.")
 class Ensemble:
     """Several models as one: every value has an axis of members in front."""
 

@@ -12,6 +12,7 @@ from treadle.base import dtypes
 from treadle.base.errors import ArgumentError
 from treadle.base.numbers import check_seed, check_whole
 from treadle.base.trees import Tree
+from treadle.base.uncopied import uncopied
 from treadle.batching.vmap import vmap
 from treadle.compile_report import Profile, as_options
 from treadle.domains.philox import make_key
@@ -65,6 +66,7 @@ class Built:
         self.program = load_(guarded(traced.graph, self.indices) if on_device else traced.graph)
 
 
+@uncopied("Compile it once more: with share=forward it has the same values.")
 class Forward:
     """A compiled function of a model and a batch. States it updates are the session's."""
 
@@ -289,6 +291,7 @@ def compile_forward(
         return made
 
 
+@uncopied("Compile its function once more: what is equal comes from the plan cache.")
 class Program:
     """A traced function, compiled: arrays in, arrays out."""
 

@@ -16,6 +16,7 @@ from treadle.base.errors import ArgumentError
 from treadle.base.memory import give_back_memory
 from treadle.base.numbers import FACTOR, RATE, check_number, check_rounding, check_seed
 from treadle.base.trees import Tree
+from treadle.base.uncopied import uncopied
 from treadle.compile_report import Profile, as_options
 from treadle.domains.anomaly import Anomaly
 from treadle.domains.float64 import carrier
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from treadle.web.export import Shown
 
 
+@uncopied("Compile another with share=step, or load state_dict() or a file of save() into it.")
 class TrainStep:
     """One training step as a program over values that it (or a shared session) owns."""
 
@@ -339,9 +341,8 @@ class TrainStep:
 
     def _names(self) -> dict[str, str]:
         """Names of the session's values by the names that files have: the model's, then its own."""
-        start = len(self.recipe.prefix)
         model = {n: n for n in self.recipe.model.declarations()}
-        return model | {OWN + n[start:]: n for n in self._own}
+        return model | {OWN + n[len(self.recipe.prefix) :]: n for n in self._own}
 
     @in_turn
     def state_dict(self) -> Arrays:
@@ -478,9 +479,8 @@ class TrainStep:
         time, on a GPU the time between events around launches, on the oracle that of each op."""
         with self.session.gathered():
             variants, arrays = self._programs.get("profile", batch)
-            inputs = variants.main_inputs(self._with_key(arrays))
-            program, values = variants.main(self._mode()), {**self.session.values, **inputs}
-            return profile(program, values, self.report, self.recipe.options)
+            values = {**self.session.values, **variants.main_inputs(self._with_key(arrays))}
+            return profile(variants.main(self._mode()), values, self.report, self.recipe.options)
 
     @property
     def kernels(self) -> tuple[KernelView, ...]:

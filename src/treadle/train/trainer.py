@@ -11,6 +11,7 @@ from typing import Any
 
 from treadle.base.errors import ArgumentError, CheckpointWarning, NotFiniteError
 from treadle.base.trees import Tree
+from treadle.base.uncopied import uncopied
 from treadle.data.loaders import IterableLoader, Loader, Rewindable, State, as_loader
 from treadle.metrics.metric import Group
 from treadle.train.callback import Callback, Callbacks
@@ -28,6 +29,7 @@ from treadle.train.trained import Trained, TrainingStep
 from treadle.train.world import World
 
 
+@uncopied("Save its step, and make another trainer with a step that loads the file.")
 class Trainer:
     """Trains a step on batches: validation, history, callbacks, loggers, checkpoints, progress.
 
