@@ -27,6 +27,7 @@ from treadle.frontend.functions.arithmetic import (
     abs,
     erf,
     exp,
+    expm1,
     gt,
     le,
     log,
@@ -39,7 +40,7 @@ from treadle.frontend.functions.arithmetic import (
     sign,
     where,
 )
-from treadle.frontend.functions.elementary import atan, expm1, tan
+from treadle.frontend.functions.elementary import atan, tan
 from treadle.frontend.functions.gamma import lgamma
 from treadle.frontend.functions.special import erfinv
 from treadle.frontend.tensor import Operand, Tensor

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from treadle.base.errors import ArgumentError
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions.activations import log_sigmoid, sigmoid, softplus
-from treadle.frontend.functions.arithmetic import abs, as_real, exp, log, log1p, pow, tanh
-from treadle.frontend.functions.elementary import expm1
+from treadle.frontend.functions.arithmetic import abs, as_real, exp, expm1, log, log1p, pow, tanh
 from treadle.frontend.tensor import Operand, Tensor
 
 
