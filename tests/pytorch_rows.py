@@ -186,4 +186,50 @@ SCATTERING = [
     ),
 ]  # fmt: skip
 
-ROWS: list[Row] = [*ELEMENTWISE, *REDUCTIONS, *SHAPING, *MATRICES, *SCATTERING]
+WINDOW = np.hanning(12) + 0.1
+SPECTRA: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((2, 50), {"n_fft": 16}),
+    ((40,), {"n_fft": 12, "hop_length": 3, "window": True}),
+    ((2, 50), {"n_fft": 16, "win_length": 12, "window": True, "normalized": True}),
+    ((1, 33), {"n_fft": 9, "hop_length": 2, "onesided": False}),
+    ((3, 36), {"n_fft": 12, "hop_length": 4, "window": True, "center": False}),
+]
+
+
+def of_window(options: dict[str, Any], lib: Any) -> dict[str, Any]:
+    return {n: lib.tensor(WINDOW) if n == "window" else v for n, v in options.items()}
+
+
+def torch_window(options: dict[str, Any]) -> dict[str, Any]:
+    """PyTorch warns where there is no window."""
+    ones = torch.ones(options.get("win_length", options["n_fft"]), dtype=torch.float64)
+    return {"window": ones, **of_window(options, torch)}
+
+
+def torch_stft(x: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
+    return torch.view_as_real(torch.stft(x, return_complex=True, **torch_window(options)))
+
+
+def torch_istft(z: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
+    return torch.istft(torch.view_as_complex(z), **torch_window(options))
+
+
+def spectrum(shape: tuple[int, ...], options: dict[str, Any]) -> np.ndarray:
+    return np.ascontiguousarray(torch_stft(torch.tensor(normal(*shape)), options).numpy())
+
+
+def torch_shift(name: str, x: torch.Tensor, dim: Any) -> torch.Tensor:
+    if x.shape[-1] == 2:
+        return torch.view_as_real(getattr(torch.fft, name)(torch.view_as_complex(x), dim))
+    return getattr(torch.fft, name)(x, dim)
+
+
+TRANSFORMS = [
+    *(row("stft", lambda x, o=o: td.stft(x, **of_window(o, td)), lambda x, o=o: torch_stft(x, o), normal(*s)) for s, o in SPECTRA),
+    row("stft", lambda x: td.stft(x, 8, pad_mode="constant"), lambda x: torch_stft(x, {"n_fft": 8, "pad_mode": "constant"}), normal(17)),
+    *(row("istft", lambda z, o=o: td.istft(z, **of_window(o, td)), lambda z, o=o: torch_istft(z, o), spectrum(s, o)) for s, o in SPECTRA),
+    *(row("istft", lambda z, o=o: td.istft(z, **of_window(o, td)), lambda z, o=o: torch_istft(z, o), spectrum(s, {"n_fft": 16})) for s, o in [((50,), {"n_fft": 16, "length": 40}), ((50,), {"n_fft": 16, "length": 60})]),
+    *(row(f"fft.{n}", lambda x, n=n, a=a: getattr(td.fft, n)(x, a), lambda x, n=n, a=a: torch_shift(n, x, a), normal(*s)) for n in ("fftshift", "ifftshift") for s, a in [((5,), None), ((4, 7), None), ((3, 4, 2), None), ((3, 5, 2), (0,)), ((17, 6), -1)]),
+]  # fmt: skip
+
+ROWS: list[Row] = [*TRANSFORMS, *ELEMENTWISE, *REDUCTIONS, *SHAPING, *MATRICES, *SCATTERING]

@@ -10,6 +10,7 @@ import pytest
 import scipy.stats
 
 import treadle as td
+from refusals import refused
 from treadle.base.dtypes import FLOATS, DType
 from treadle.domains.float64 import evaluate_float64
 from treadle.domains.philox import make_key, philox4x32, random_bits
@@ -398,3 +399,39 @@ def test_a_program_that_does_not_compile_has_no_stream() -> None:
         )
     np.testing.assert_array_equal(one.attach(sample, SPEC)(X), draws("oracle")["first"])
     np.testing.assert_array_equal(noise(compiled("oracle", share=one)), draws("oracle")["two"])
+
+
+def test_multinomial_draws_by_weights() -> None:
+    """With and without replacement, as often as PyTorch's would."""
+    weights = np.tile(np.array([1, 0, 2, 5], np.float32), (20000, 1))
+
+    def drawn(p):
+        return td.random.multinomial(p, 7, True), td.random.multinomial(p, 2)
+
+    several, two = td.compile(drawn, td.Spec(weights.shape), device="cpu")(weights)
+    np.testing.assert_allclose(
+        np.bincount(several.ravel()) / several.size * 8, [1, 0, 2, 5], atol=0.1
+    )
+    assert (two[:, 0] != two[:, 1]).all()
+    first = np.bincount(two[:, 0], minlength=4) / len(two)
+    np.testing.assert_allclose(first, [1 / 8, 0, 2 / 8, 5 / 8], atol=0.015)
+    second = np.bincount(two[two[:, 0] == 3][:, 1], minlength=4) / (two[:, 0] == 3).sum()
+    np.testing.assert_allclose(second, [1 / 3, 0, 2 / 3, 0], atol=0.02)
+    wrong = lambda: td.random.multinomial([1.0, 0.0], 2)  # noqa: E731
+    refused(wrong, td.ArgumentError, "multinomial", "fewer than 2")
+    refused(lambda: td.random.multinomial([1.0, 2.0], 3), td.ArgumentError, "multinomial")
+    refused(lambda: td.random.multinomial([1.0, -2.0], 1), td.ArgumentError, "multinomial")
+
+
+def test_randint_is_even() -> None:
+    def drawn(x):
+        return td.random.randint(-3, 9, (24000,)), td.random.randint(0, 2**31, (4000,), td.int64)
+
+    few, many = td.compile(drawn, td.Spec((1,)), device="cpu")(np.zeros(1, np.float32))
+    assert few.dtype == np.int32
+    assert many.dtype == np.int64
+    np.testing.assert_allclose(np.bincount(few + 3, minlength=12) / 2000, 1, atol=0.1)
+    assert many.min() >= 0
+    np.testing.assert_allclose(np.histogram(many, 4, (0, 2**31))[0] / 1000, 1, atol=0.15)
+    refused(lambda: td.random.randint(3, 3, (2,)), td.ArgumentError, "randint", "low < high")
+    refused(lambda: td.random.randint(0, 300, (2,), td.uint8), td.ArgumentError, "randint")

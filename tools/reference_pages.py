@@ -278,6 +278,8 @@ TITLES = {
     "scattering": "Gathering and scattering",
     "linalg": "Linear algebra",
     "fft": "Fourier transforms and complex numbers",
+    "short_time": "Fourier transforms and complex numbers",
+    "windows": "Fourier transforms and complex numbers",
     "random": "Random numbers",
 }  # fmt: skip
 LAYER_TITLES = {

@@ -62,6 +62,8 @@ from treadle.batching.vmap import vmap as vmap
 from treadle.distributed.config import DataParallel as DataParallel
 from treadle.domains.anomaly import Anomaly as Anomaly
 from treadle.domains.anomaly import AnomalyError as AnomalyError
+from treadle.fft.short_time import istft as istft
+from treadle.fft.short_time import stft as stft
 from treadle.frontend import random as random
 from treadle.frontend import special as special
 from treadle.frontend.branches import cond as cond
@@ -305,6 +307,11 @@ from treadle.frontend.functions.special import xlogy as xlogy
 from treadle.frontend.functions.statistics import diff as diff
 from treadle.frontend.functions.statistics import median as median
 from treadle.frontend.functions.statistics import quantile as quantile
+from treadle.frontend.functions.windows import bartlett_window as bartlett_window
+from treadle.frontend.functions.windows import blackman_window as blackman_window
+from treadle.frontend.functions.windows import hamming_window as hamming_window
+from treadle.frontend.functions.windows import hann_window as hann_window
+from treadle.frontend.functions.windows import kaiser_window as kaiser_window
 from treadle.frontend.mean import Mean as Mean
 from treadle.frontend.tensor import Tensor as Tensor
 from treadle.frontend.tracing import capture as capture

@@ -24,6 +24,7 @@ _SPATIAL = (
 _LINALG = {
     "inverse": "inv", "det": "det", "slogdet": "slogdet", "svd": "svd", "qr": "qr",
     "cholesky": "cholesky", "pinverse": "pinv", "lstsq": "lstsq",
+    "matrix_power": "matrix_power", "matrix_exp": "matrix_exp", "chain_matmul": "multi_dot",
 }  # fmt: skip
 # Losses by PyTorch's two names: of a function before "_loss", of a module before "Loss".
 _LOSSES = {
@@ -99,7 +100,7 @@ TREADLE = {
     "randn_like": "It is td.random.normal(x.shape).",
     "normal": "It is td.random.normal(shape, mean, std).",
     "bernoulli": "It is td.random.bernoulli(p).",
-    "multinomial": "One draw is td.random.categorical(td.log(chances)).",
+    "multinomial": "It is td.random.multinomial(p, num_samples).",
     "gumbel_softmax": "It is td.random.gumbel_softmax.",
     "randperm": "Draw it with NumPy, or td.argsort(td.random.uniform((n,))).",
     **{name: f"It is td.linalg.{ours}." for name, ours in _LINALG.items()},
@@ -108,7 +109,7 @@ TREADLE = {
     "as_tensor": "It is td.tensor; steps and forwards take NumPy arrays as they are.",
     "randn": "It is td.random.normal(shape).",
     "rand": "It is td.random.uniform(shape).",
-    "randint": "Draw integers with NumPy and pass them in the batch.",
+    "randint": "It is td.random.randint(low, high, shape).",
     "manual_seed": "A step has a seed=; td.random.seed(value) is for eager calls.",
     "no_grad": _NO_GRAD,
     "inference_mode": _NO_GRAD,
@@ -166,6 +167,11 @@ TENSOR = {
     "indices": "argmax, argmin or argsort give indices.",
     "nonzero": "Shapes are fixed: td.nonzero(x, size) of a vector.",
     "masked_select": "Shapes are fixed: td.where(mask, x, 0), or multiply by the mask.",
+    "multinomial": "It is td.random.multinomial(x, num_samples).",
+    "stft": "It is td.stft(x, n_fft).",
+    "istft": "It is td.istft(z, n_fft).",
+    "matrix_power": "It is td.linalg.matrix_power(x, n).",
+    "matrix_exp": "It is td.linalg.matrix_exp(x).",
     "new_zeros": "It is td.zeros(shape, x.dtype).",
     "new_ones": "It is td.ones(shape, x.dtype).",
     "new_tensor": "It is td.tensor.",

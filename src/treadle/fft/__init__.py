@@ -8,6 +8,8 @@ from treadle.fft.pairs import einsum as einsum
 from treadle.fft.pairs import imag as imag
 from treadle.fft.pairs import multiply as multiply
 from treadle.fft.pairs import real as real
+from treadle.fft.shifts import fftshift as fftshift
+from treadle.fft.shifts import ifftshift as ifftshift
 from treadle.fft.transforms import fft as fft
 from treadle.fft.transforms import fft2 as fft2
 from treadle.fft.transforms import fftn as fftn

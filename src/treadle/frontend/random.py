@@ -18,8 +18,8 @@ from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.functions.activations import softmax
 from treadle.frontend.functions.arithmetic import as_real, cos, log, sqrt, stop_gradient
 from treadle.frontend.functions.indexing import one_hot
-from treadle.frontend.functions.reductions import argmax
-from treadle.frontend.functions.shaping import axis_of, moveaxis
+from treadle.frontend.functions.reductions import argmax, topk
+from treadle.frontend.functions.shaping import axis_of, integer_of, moveaxis, unsqueeze
 from treadle.frontend.scopes import EAGER, bind1, current_scope
 from treadle.frontend.spelling import takes_dim
 from treadle.frontend.tensor import Operand, Placeholder, Tensor
@@ -106,6 +106,66 @@ def categorical(logits: Operand, axis: int = -1) -> Tensor:
     if not x.dtype.is_float:
         raise DTypeError("categorical", f"{x.type} is not a float", "Pass logits.")
     return argmax(cast(x, dtypes.promote(x.dtype, dtypes.float32)) + _gumbel(x.shape), axis)
+
+
+def multinomial(p: Operand, num_samples: int, replacement: bool = False) -> Tensor:
+    """int32 indices drawn by weights, which need not add up to 1: (…, classes) → (…, num_samples).
+
+    Without replacement no index is drawn twice, and there are enough weights above 0.
+    """
+    weights = as_real(p)
+    count = integer_of("multinomial", "num_samples", num_samples)
+    if weights.ndim not in (1, 2):
+        raise ShapeError("multinomial", f"{weights.type}", "Give a vector of weights, or rows.")
+    classes = weights.shape[-1]
+    if count < 1 or (not replacement and count > classes):
+        raise ArgumentError(
+            "multinomial",
+            f"num_samples = {count} of {classes} classes, replacement={replacement}",
+            "Draw as many as there are at most, or pass replacement=True.",
+        )
+    _check_weights(weights, 1 if replacement else count)
+    scores = log(cast(weights, dtypes.promote(weights.dtype, dtypes.float32)))
+    if replacement:
+        shape = (*weights.shape[:-1], count, classes)
+        return argmax(unsqueeze(scores, -2) + _gumbel(shape), -1)
+    # The greatest of weights with Gumbel's noise are drawn one after the other without replacement.
+    return topk(scores + _gumbel(weights.shape), count, -1)[1]
+
+
+def _check_weights(weights: Tensor, least: int) -> None:
+    """Weights that are known now are refused where nothing could be drawn by them."""
+    if not isinstance(weights.handle, np.ndarray):
+        return
+    values = np.asarray(weights.handle)
+    if not (np.isfinite(values) & (values >= 0)).all():
+        raise ArgumentError("multinomial", "a weight is negative or not finite", "Give weights.")
+    if ((values > 0).sum(-1) < least).any():
+        raise ArgumentError(
+            "multinomial",
+            f"fewer than {least} weights of a row are above 0",
+            "Draw fewer, or pass replacement=True.",
+        )
+
+
+def randint(low: int, high: int, shape: Shape, dtype: object = dtypes.int32) -> Tensor:
+    """Integers from low to high − 1, each as likely as the others: → shape."""
+    first, end = (integer_of("randint", n, v) for n, v in (("low", low), ("high", high)))
+    chosen = as_dtype(dtype)
+    least, most = (0, 2**24) if chosen.is_float else chosen.range()
+    if not first < end:
+        raise ArgumentError("randint", f"low = {first}, high = {end}", "Give low < high.")
+    if end - first > 2**32 or first < (-most if chosen.is_float else least) or end - 1 > most:
+        raise ArgumentError(
+            "randint", f"{first} … {end - 1} as {chosen}", "Give bounds that the dtype holds."
+        )
+    size = end - first
+    # The upper 32 bits of random bits · size, in two parts: 32 bits hold those of sizes up to 2¹⁶.
+    word = bits(shape) if size <= 2**16 else cast(bits(shape), dtypes.int64)
+    found = (word // 2**16 * size + word % 2**16 * size // 2**16) // 2**16
+    if size <= 2**16:
+        found = cast(found, dtypes.int64 if chosen is dtypes.int64 else dtypes.int32)
+    return cast(found + first, chosen)
 
 
 @takes_dim
