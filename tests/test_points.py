@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import treadle as td
+from axis_points import AXIS, LINES
+from axis_points import EXCUSES as AXIS_EXCUSES
 from loss_points import LOSSES, LossRow
 from point_rows import (
     BINARY,
@@ -256,6 +258,131 @@ def test_two_numbers_compiled(target: str) -> None:
         *theirs, _, _ = pair_references(name, "float32")
         wrong += differences(name, found[name], theirs, [x, y], BINARY_EXCUSES)
     assert not wrong, "\n".join(wrong)
+
+
+# Functions of rows
+
+
+def lines(name: str, label: str) -> Array:
+    """Which lines of a row are compared."""
+    skipped, what, _ = AXIS_EXCUSES.get(name, ("", "", ""))
+    names = [n.replace("_", " ") for n in skipped.split()] if what == label else []
+    assert set(names) <= set(LINES)
+    return np.array([n not in names for n in LINES])
+
+
+def unlike_lines(
+    label: str, ours: Array, other: Array, chosen: Array, relative: float, absolute: float
+) -> list[str]:
+    ours = np.asarray(ours, np.float64).reshape(len(LINES), -1)
+    other = np.asarray(other, np.float64).reshape(len(LINES), -1)
+    with np.errstate(all="ignore"):
+        is_near = np.abs(ours - other) <= relative * np.abs(other) + absolute
+    both_nan = np.isnan(ours) & np.isnan(other)
+    is_same = (ours == other) | both_nan | (is_near & np.isfinite(other))
+    if label != "value":
+        is_same |= np.isnan(other) & np.isfinite(ours)
+    wrong = ~is_same.all(1) & chosen
+    return [f"{label} of {n}: {a}, not {b}" for n, a, b, w in zip(LINES, ours, other, wrong) if w]
+
+
+def weighted_sum(found: td.Tensor) -> td.Tensor:
+    """Elements of a line count differently, so that none stands for another."""
+    weights = np.arange(1.0, found.size / len(LINES) + 1).reshape(found.shape[1:])
+    return (found * weights).sum()
+
+
+def of_pytorch(name: str, x: Array) -> tuple[Array, Array | None, list[Array]]:
+    """The value, the gradient and columns of the Hessian, as far as there are any."""
+    leaf = torch.tensor(x, requires_grad=True)
+    value = AXIS[name].theirs(leaf)
+    if not value.requires_grad:
+        return value.numpy(), None, []
+    weights = np.arange(1.0, value.numel() / len(LINES) + 1).reshape(tuple(value.shape[1:]))
+    total = (value * torch.tensor(weights)).sum()
+    (gradient,) = torch.autograd.grad(total, leaf, create_graph=True)
+    columns = []
+    for i in range(3 if gradient.requires_grad else 0):
+        found = _column(gradient, leaf, i)
+        columns += [] if found is None else [found]
+    return value.detach().numpy(), gradient.detach().numpy(), columns
+
+
+def _column(gradient: torch.Tensor, leaf: torch.Tensor, i: int) -> Array | None:
+    try:
+        (found,) = torch.autograd.grad(
+            gradient[:, i].sum(), leaf, retain_graph=True, allow_unused=True
+        )
+    except RuntimeError:  # PyTorch has no second derivative
+        return None
+    return np.zeros(leaf.shape) if found is None else found.numpy(force=True)
+
+
+@pytest.mark.parametrize("name", AXIS)
+def test_rows_eagerly(name: str) -> None:
+    ours, x = AXIS[name].ours, np.array([*LINES.values()])
+    value, gradient, columns = of_pytorch(name, x)
+    found = ours(td.tensor(x)).numpy()
+    wrong = unlike_lines("value", found, value, lines(name, "value"), 1e-11, 1e-12)
+
+    def slope(x: td.Tensor) -> td.Tensor:
+        return td.grad(lambda x: weighted_sum(ours(x)))(x)
+
+    has_value = ~np.isnan(found.astype(np.float64)).reshape(len(x), -1).any(1)
+    if gradient is not None:
+        chosen = has_value & lines(name, "gradient")
+        wrong += unlike_lines(
+            "gradient", slope(td.tensor(x)).numpy(), gradient, chosen, 1e-9, 1e-12
+        )
+    for i, column in enumerate(columns):
+        second = td.grad(lambda x, i=i: slope(x)[:, i].sum())(td.tensor(x)).numpy()
+        chosen = has_value & lines(name, "Hessian") & lines(name, "gradient")
+        wrong += unlike_lines("Hessian", second, column, chosen, 1e-9, 1e-11)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("target", ["native", pytest.param(AVX2, marks=pytest.mark.slow)])
+def test_rows_compiled(target: str) -> None:
+    """Values and gradients of all rows in float32, in one program."""
+    if target == AVX2 and not processor().has("avx2"):
+        pytest.skip("the processor has no AVX2")
+    with np.errstate(over="ignore"):
+        x = np.array([*LINES.values()]).astype(np.float32)
+
+    def both(name: str, x: td.Tensor) -> list[td.Tensor]:
+        value = AXIS[name].ours(x)
+        if not value.dtype.is_float:
+            return [value]
+        return [value, td.grad(lambda x: weighted_sum(AXIS[name].ours(x)))(x)]
+
+    def every(x: td.Tensor) -> dict[str, list[td.Tensor]]:
+        return {name: both(name, x) for name in AXIS}
+
+    options = td.CompileOptions(target=target)
+    found = td.compile(every, td.Spec(x.shape), device="cpu", options=options)(x)
+    wrong = []
+    for name, (value, *gradient) in found.items():
+        wide, slopes, _ = of_pytorch(name, x.astype(np.float64))
+        with np.errstate(over="ignore"):
+            wide, slopes = (None if t is None else t.astype(np.float32) for t in (wide, slopes))
+        chosen = lines(name, "value") & ~np.isin([*LINES], COMPILED_EXCUSES.get(name, [[]])[0])
+        wrong += [f"{name}: {t}" for t in unlike_lines("value", value, wide, chosen, 1e-5, 1e-5)]
+        chosen &= ~np.isnan(np.asarray(value, np.float64)).reshape(len(x), -1).any(1)
+        chosen &= lines(name, "gradient")
+        for mine in gradient if slopes is not None else []:
+            texts = unlike_lines("gradient", mine, slopes, chosen, 1e-4, 1e-5)
+            wrong += [f"{name}: {text}" for text in texts]
+    assert not wrong, "\n".join(wrong)
+
+
+# Lines that a compiled program in float32 has otherwise, and why.
+COMPILED_EXCUSES: dict[str, tuple[list[str], str]] = {
+    "logsumexp": (["large", "∞", "two ∞", "±∞"], "all NaN, where eagerly the term of ∞ is: ∞ / ∞"),
+    "logcumsumexp": (["far"], "1e6 and 1e6 + 1 are 16 ulp apart: gradients have 3 digits"),
+    "squared_distances": (["large"], "1e200 is ∞ in float32, and one matmul has ∞ − ∞"),
+    "max_unpool": (["large"], "1e200 is ∞ in float32: 0 for infinite values"),
+    "scatter_max": (["denormal"], "1e-310 is 0 in float32: a tie"),
+}
 
 
 # Losses

@@ -14,9 +14,10 @@ from treadle.base.numbers import POSITIVE, check_number
 from treadle.frontend.coerce import as_tensor, cast, constant
 from treadle.frontend.functions.arithmetic import isfinite, maximum, pow, stop_gradient, where
 from treadle.frontend.functions.indexing import scatter_add, take, take_along_axis
-from treadle.frontend.functions.linear import check_kernel, einsum, per_axis
+from treadle.frontend.functions.linear import check_kernel, per_axis
 from treadle.frontend.functions.reductions import argmax
-from treadle.frontend.functions.shaping import iota, pad, reshape, zeros
+from treadle.frontend.functions.reductions import sum as sum_of
+from treadle.frontend.functions.shaping import expand, iota, pad, reshape, zeros
 from treadle.frontend.scopes import bind1
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.ir import composites as c
@@ -167,14 +168,20 @@ def adaptive_avg_pool(x: Operand, output_size: OptionalSizes) -> Tensor:
 
 
 def _averaged(x: Tensor, axis: int, out: int) -> Tensor:
-    """Windows of unequal length along an axis: a product with their weights."""
-    n = x.shape[axis]
-    weights = np.zeros((out, n))
-    for i, (low, high) in enumerate(_windows(n, out)):
-        weights[i, low:high] = 1 / (high - low)
-    letters = "abcdefgh"[: x.ndim]
-    result = letters.replace(letters[axis], "z")
-    return einsum(f"{letters},z{letters[axis]}->{result}", x, weights.astype(x.dtype.numpy))
+    """Windows of unequal length along an axis: what lies outside of one is not read for it.
+
+    A product with weights would have 0 · ∞ from other windows.
+    """
+    windows = _windows(x.shape[axis], out)
+    widest = max(high - low for low, high in windows)
+    places = np.array([[min(low + i, high - 1) for i in range(widest)] for low, high in windows])
+    counts = np.array([high - low for low, high in windows])
+    inside = np.arange(widest) < counts[:, None]
+    spread = take(x, places.astype(np.int32), axis)
+    behind = (1,) * (x.ndim - axis - 1)
+    mask = expand(as_tensor(inside.reshape(*inside.shape, *behind)), spread.shape)
+    total = sum_of(where(mask, spread, 0), axis + 1)
+    return total / counts.reshape(-1, *behind).astype(x.dtype.numpy)
 
 
 def _windows(n: int, out: int) -> list[tuple[int, int]]:
