@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from treadle.base import dtypes
+from treadle.base.errors import ShapeError
 from treadle.frontend import numpy_calls as numpy_calls
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions import (
@@ -208,6 +209,14 @@ def _reversed_axes(self: Operand) -> Tensor:
     return shaping.permute(x, tuple(reversed(range(x.ndim)))) if x.ndim else x
 
 
+def _t(self: Operand) -> Tensor:
+    """A matrix transposed; a vector or a scalar as it is, as PyTorch's t."""
+    x = as_tensor(self)
+    if x.ndim > 2:
+        raise ShapeError("t", f"{x.type} has more than two axes", "Use x.transpose(i, j) or x.mT.")
+    return _reversed_axes(x)
+
+
 def _transposed_matrices(self: Operand) -> Tensor:
     """The last two axes exchanged, as PyTorch's mT."""
     return shaping.transpose(self, -2, -1)
@@ -246,7 +255,7 @@ _MORE: dict[str, Callable[..., Any]] = {
     "bmm": linear.matmul,
     "amax": reductions.max,
     "amin": reductions.min,
-    "t": _reversed_axes,
+    "t": _t,
 }
 
 

@@ -224,7 +224,7 @@ def triplet_margin(
 
     Shapes: three of (N, D) → (), or (N,) for "none".
     """
-    check_number("triplet_margin", "margin", margin, FINITE)
+    check_number("triplet_margin", "margin", margin, POSITIVE)
     a, b = pair("triplet_margin", anchor, positive)
     _, c = pair("triplet_margin", a, negative)
     near, far = pairwise_distance(a, b, p, eps), pairwise_distance(a, c, p, eps)
@@ -343,6 +343,7 @@ def triplet_with_distance(
 
     Shapes: three of (N, D) → (), or (N,) for "none".
     """
+    check_number("triplet_with_distance", "margin", margin, POSITIVE)
     measure = distance if callable(distance) else pairwise_distance
     a, b = pair("triplet_with_distance", anchor, positive)
     _, c = pair("triplet_with_distance", a, negative)

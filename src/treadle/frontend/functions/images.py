@@ -131,7 +131,9 @@ def unfold(
     windows = bind1(WINDOW, window, padded)  # (N, C, windows …, kernel …)
     dims = x.ndim - 2
     order = (0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims))
-    return reshape(permute(windows, order), (x.shape[0], x.shape[1] * math.prod(window.sizes), -1))
+    count = math.prod(windows.shape[2 : 2 + dims])
+    columns = (x.shape[0], x.shape[1] * math.prod(window.sizes), count)
+    return reshape(permute(windows, order), columns)
 
 
 def fold(

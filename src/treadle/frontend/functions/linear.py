@@ -309,6 +309,8 @@ def conv(
             f"the bias {b.type} does not fit the weight {w.type}",
             "It has one entry per output.",
         )
+    if b.dtype.is_float and not result.dtype.is_float:
+        raise DTypeError("conv", f"the bias is {b.type}, x is {a.type}", "Cast one of them first.")
     return result + reshape(b, (w.shape[0], *(1,) * dims))
 
 

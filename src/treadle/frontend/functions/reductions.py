@@ -149,7 +149,7 @@ def mean(x: Operand, axis: Axes = None, keepdims: bool = False, dtype: object = 
 def var(
     x: Operand,
     axis: Axes = None,
-    correction: int = 1,
+    correction: float | None = 1,
     keepdims: bool = False,
     unbiased: bool | None = None,
 ) -> Tensor:
@@ -159,6 +159,7 @@ def var(
     """
     if isinstance(axis, bool):
         axis, unbiased = None, axis
+    correction = 1 if correction is None else correction
     if unbiased is not None:
         if not isinstance(unbiased, bool):
             raise ArgumentError("var", f"unbiased is {unbiased!r}", "It is True or False.")
@@ -174,7 +175,7 @@ def var(
 def std(
     x: Operand,
     axis: Axes = None,
-    correction: int = 1,
+    correction: float | None = 1,
     keepdims: bool = False,
     unbiased: bool | None = None,
 ) -> Tensor:
@@ -228,7 +229,9 @@ def norm_over(x: Tensor, p: Any, axis: Axes = None, keepdims: bool = False) -> T
     if order == 1:
         return sum(size, axis, keepdims)
     if order < 0:  # an element of 0 gives ∞, whose root is 0
-        return pow(sum(pow(size, order), axis, keepdims), 1 / order)
+        has_zero = any(eq(size, 0), axis, keepdims)
+        total = sum(pow(where(eq(size, 0), 1, size), order), axis, keepdims)
+        return where(has_zero, 0, pow(total, 1 / order))
     total = sum(_powered(size, order), axis, keepdims)
     is_zero = eq(total, 0)
     return where(is_zero, 0, pow(where(is_zero, 1, total), 1 / order))

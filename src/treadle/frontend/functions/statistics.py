@@ -100,6 +100,8 @@ def diff(
         raise ArgumentError("diff", f"n = {count}", "It is 0 or more.")
     found = as_tensor(x)
     at = axis_of("diff", axis, found)
+    if count == 0:
+        return found
     parts = [as_tensor(t) for t in (prepend, found, append) if t is not None]
     found = concat(parts, at) if len(parts) > 1 else found
     for _ in range(min(count, found.shape[at])):
