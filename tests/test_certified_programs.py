@@ -71,7 +71,9 @@ def test_a_wrong_gradient_of_such_a_maximum_is_refused(monkeypatch: pytest.Monke
     model = Function(lambda w: td.abs(w).max(0).mean() + (w * 2).sum(), (5, 4))
     step = td.compile_step(model, lambda m, b: m(), optim.sgd(0.1), {}, device="cpu")
     graphs: list[Graph] = []
-    monkeypatch.setattr(certificate, "check_gradient", lambda *given, **_: graphs.extend(given) or "")
+    monkeypatch.setattr(
+        certificate, "check_gradient", lambda *given, **_: graphs.extend(given) or ""
+    )
     check_bytes(step.certificate.to_bytes(), effort=0)
     loss, both = graphs
     check_gradient(loss, both)

@@ -877,7 +877,11 @@ def test_sums_of_integers_do_not_wrap(dtype: td.Spec) -> None:
 
 def test_sums_in_a_dtype_that_is_given() -> None:
     x = td.tensor(np.array([200, 100], np.uint8))
-    for total in (td.sum(x, dtype=td.int32), x.sum(0, False, td.int32), td.cumsum(x, 0, dtype=td.int32)[-1]):
+    for total in (
+        td.sum(x, dtype=td.int32),
+        x.sum(0, False, td.int32),
+        td.cumsum(x, 0, dtype=td.int32)[-1],
+    ):
         assert total.dtype is td.int32
         assert total.item() == 300
     assert td.mean(x, dtype=td.float32).item() == 150

@@ -61,7 +61,10 @@ def _indices(name: str, indices: Operand, size: int, what: str) -> Tensor:
 
 @takes_dim
 def take(x: Operand, indices: Operand, axis: int = 0) -> Tensor:
-    """Entries along an axis, the indices' axes in its place: (A, C), (n, m) → (n, m, C)."""
+    """Entries along an axis, the indices' axes in its place: (A, C), (n, m) → (n, m, C).
+
+    torch.take counts flattened elements: it is `take(x.reshape(-1), indices)`.
+    """
     x = as_tensor(x)
     at = axis_of("take", axis, x)
     return bind1(i.GATHER, i.Gather(at), x, _indices("take", indices, x.shape[at], f"axis {axis}"))
