@@ -149,3 +149,24 @@ def test_a_program_has_the_outputs_of_its_graph() -> None:
     program = schedule(td.trace(lambda x: (x + 1, x * 2), td.Spec((3,))))
     with pytest.raises(td.GraphError, match="outputs of the program"):
         check_held(replace(program, outputs=program.outputs[1:]))
+
+
+def test_one_part_of_parts_put_together_needs_no_other() -> None:
+    """The last row is a carry, and rows before it are of a scan that began with what is gone."""
+
+    def function(h: td.Tensor, x: td.Tensor) -> td.Tensor:
+        last, rows = td.scan(lambda c, v: (td.tanh(c + v), c), td.tanh(h), x)
+        every = td.concat([rows[1:], last[None]], 0)
+        return every[4:] * 2
+
+    graph = td.trace(function, *specs((3, 4), (5, 3, 4)))
+    (scan,) = (i for i, n in enumerate(graph.nodes) if n.op.name == "scan")
+    begun, last = graph.nodes[scan].operands[0], Value(scan)
+    made = graph.outputs[0].value
+    held = {"carry": [begun, last], "y": [made]}
+    calls = [Touch("before", (), (), ("carry",)), frozenset(["carry"])]
+    check_scope(graph, held, [*calls, Touch("after", (), ("carry",), ("y",))])
+    first = td.trace(lambda h, x: function(h, x) + td.tanh(h), *specs((3, 4), (5, 3, 4)))
+    held = held | {"y": [first.outputs[0].value]}
+    with pytest.raises(td.GraphError, match="reads carry"):
+        check_scope(first, held, [*calls, Touch("after", (), ("carry",), ("y",))])

@@ -20,6 +20,7 @@ from treadle.base.errors import GraphError
 from treadle.base.origin import Origin
 from treadle.ir.graph import Graph, Value
 from treadle.ir.ops.leaves import Leaf
+from treadle.ir.ops.shaping import Concat, Slice
 from treadle.kernel.program import Phase, Program, Repeat, Step, calls_in
 
 
@@ -164,7 +165,23 @@ class _Scope:
             if value not in seen and value not in given:
                 seen.add(value)
                 yield value
-                pending += self.graph.nodes[value.node].operands
+                pending += self._operands(value, given)
+
+    def _operands(self, value: Value, given: set[Value]) -> Sequence[Value]:
+        """What a value is made of; a slice of parts put together, of those that it reaches."""
+        node = self.graph.nodes[value.node]
+        if not isinstance(node.attributes, Slice) or node.operands[0] in given:
+            return node.operands
+        joined = self.graph.nodes[node.operands[0].node]
+        if not isinstance(joined.attributes, Concat):
+            return node.operands
+        axis, found, end = joined.attributes.axis, list[Value](), 0
+        start, stop = node.attributes.starts[axis], node.attributes.stops[axis]
+        for part in joined.operands:
+            begin, end = end, end + self.graph.type_of(part).shape[axis]
+            if begin < stop and start < end:
+                found.append(part)
+        return found
 
     def _is_leaf(self, value: Value) -> bool:
         return isinstance(self.graph.nodes[value.node].attributes, Leaf)
