@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import numpy as np
@@ -14,9 +15,13 @@ from treadle.base import dtypes
 from treadle.compile_report import CompileReport
 from treadle.frontend.tensor import Tensor
 from treadle.ir.graph import Graph, Output, OutputKind
+from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.evidence import Passage
+from treadle.kernel.target import CPU
 from treadle.nn.tracing import Inputs
 from treadle.pipeline import StepRecipe, build_step
+from treadle.schedule import keep
+from treadle.schedule.schedule import schedule
 from treadle.verify.certificate import replay
 from treadle_checker import certificate
 from treadle_checker.budget import Budget
@@ -213,3 +218,28 @@ def test_parts_of_a_budget_count_in_the_whole() -> None:
     with pytest.raises(NotEstablished):
         other.spend(51)
     assert (whole.spent, part.spent, other.spent) == (50, 50, 0)
+
+
+def test_long_chains_take_memory_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule notes of each node what its expression computes: as far as it is cut, no further."""
+    noted = 0
+    original = keep._too_wide
+
+    def counted(graph: Graph, stored: Collection[TensorValue], most: int) -> set[TensorValue]:
+        nonlocal noted
+        tracemalloc.start()
+        found = original(graph, stored, most)
+        noted = max(noted, tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        return found
+
+    def chain(x: Tensor, w: Tensor) -> Tensor:
+        for i in range(600):
+            x = td.sin(x * w[i % 7] + 0.1) + x
+        return x
+
+    monkeypatch.setattr(keep, "_too_wide", counted)
+    graph = td.trace(chain, td.Spec((128,)), td.Spec((7, 128)))
+    program = schedule(graph, target=CPU)
+    assert 0 < noted < 2**24
+    assert len(program.distinct()) <= 2  # of pieces that are cut

@@ -62,7 +62,7 @@ class Materialized:
         wanted, unshared = self._wanted | set(also), self._unshared | set(cheap)
         stored, sizes = self._stored(wanted, unshared), self.target.materialization
         cuts = _too_deep(self.graph, stored, sizes)
-        cuts |= _too_wide(self.graph, stored, sizes.most_repeats)
+        cuts |= _too_wide(self.graph, stored.keys() | cuts, sizes.most_repeats)
         return self._stored(wanted | cuts, unshared) if cuts else stored
 
     def _stored(self, wanted: set[TensorValue], unshared: set[int]) -> dict[TensorValue, None]:
@@ -433,7 +433,7 @@ def _too_deep(
     return found
 
 
-def _too_wide(graph: Graph, stored: Mapping[TensorValue, None], most: int) -> set[TensorValue]:
+def _too_wide(graph: Graph, stored: Collection[TensorValue], most: int) -> set[TensorValue]:
     """Values that stop expressions from computing one tensor at ever more indices."""
     found: set[TensorValue] = set()
     nothing: frozenset[tuple[int, int]] = frozenset()
