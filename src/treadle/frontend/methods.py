@@ -93,7 +93,7 @@ _ALSO: dict[Any, str] = {
     gamma: "lgamma digamma",
     special: "erfc erfinv logit xlogy",
     activations: "relu sigmoid softmax log_softmax",
-    reductions: "std logsumexp norm any all cumsum sort argsort topk",
+    reductions: "std logsumexp any all cumsum sort argsort topk",
     sequences: "cumprod cummax cummin logcumsumexp diag diagonal kron outer repeat_interleave",
     statistics: "diff median quantile",
     segments: "scatter bincount",
@@ -198,6 +198,14 @@ def _polygamma(self: Operand, n: int) -> Tensor:
     return gamma.polygamma(n, self)
 
 
+@takes_dim
+def _norm(
+    self: Operand, p: Any = 2.0, axis: reductions.Axes = None, keepdims: bool = False
+) -> Tensor:
+    """`norm` with PyTorch's order of arguments."""
+    return reductions.norm(self, axis, keepdims, p)
+
+
 def _where(self: Operand, condition: Operand, other: Operand) -> Tensor:
     """x where the condition holds, otherwise the other."""
     return a.where(condition, self, other)
@@ -223,6 +231,7 @@ def _transposed_matrices(self: Operand) -> Tensor:
 
 
 _MORE: dict[str, Callable[..., Any]] = {
+    "norm": _norm,
     "numel": _numel,
     "dim": _dim,
     "clone": _contiguous,

@@ -201,12 +201,16 @@ def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 @takes_dim
 def norm(
-    x: Operand, p: float | str | None = 2.0, axis: Axes = None, keepdims: bool = False
+    x: Operand, axis: Axes = None, keepdims: bool = False, p: float | str | None = 2.0
 ) -> Tensor:
-    """(Σ |x|ᵖ)^(1/p) over axes, or over all, as torch.norm: the Euclidean norm unless p is given.
+    """(Σ |x|ᵖ)^(1/p) over axes, or over all: the Euclidean norm unless p is given.
 
-    p may be ±inf, 0 (how many are not 0) or "fro" (2). Norms of matrices are in td.linalg.
+    p may be ±inf, 0 (how many are not 0) or "fro" (2). The second argument is the axis, where
+    torch.norm has p: pass `p=` by name. The method has PyTorch's order. Norms of matrices are in
+    td.linalg.
     """
+    if isinstance(axis, float) or axis in ("fro", "nuc"):
+        raise ArgumentError("norm", f"the axis is {axis!r}", f"Pass it by name: p={axis!r}.")
     if p == "nuc":
         raise ArgumentError("norm", "p is 'nuc'", 'It is td.linalg.matrix_norm(x, "nuc").')
     if isinstance(p, (bool, str)) and p != "fro":
