@@ -127,6 +127,24 @@ AXIS: dict[str, AxisRow] = {
     "matmul": AxisRow(
         lambda x: td.matmul(x, np.eye(3)), lambda x: x @ torch.eye(3, dtype=torch.float64)
     ),
+    **{
+        f"segment_{n}": AxisRow(
+            lambda x, f=ours: f(x.T, np.array([0, 0, 1]), 2).T,
+            lambda x, n=n: torch.stack([getattr(x[:, :2], f"a{n}")(-1), x[:, 2]], -1),
+        )
+        for n, ours in (("max", td.segment_max), ("min", td.segment_min))
+    },
+    "segment_softmax": AxisRow(
+        lambda x: td.segment_softmax(x.T, np.array([0, 0, 0]), 1).T, lambda x: x.softmax(-1)
+    ),
+    "searchsorted": AxisRow(
+        lambda x: td.searchsorted([1.0, 2.0, 3.0], x),
+        lambda x: torch.searchsorted(torch.tensor([1.0, 2.0, 3.0]).double(), x),
+    ),
+    "searchsorted right": AxisRow(
+        lambda x: td.searchsorted([1.0, 2.0, 3.0], x, right=True),
+        lambda x: torch.searchsorted(torch.tensor([1.0, 2.0, 3.0]).double(), x, right=True),
+    ),
     "scatter_max": AxisRow(
         lambda x: td.scatter_max(x * 0, -1, np.array([[0, 1, 1]] * 1) + np.zeros(x.shape, int), x),
         lambda x: (x * 0).scatter_reduce(
@@ -147,5 +165,15 @@ EXCUSES: dict[str, tuple[str, str, str]] = {
     "squared_distances": ("∞ −∞ all_−∞ two_∞ ±∞", "value", "by one matmul: ∞ − ∞"),
     "max_unpool": ("∞ all_−∞ two_∞ ±∞", "gradient", "0 for infinite values"),
     "vector_norm 0.5": ("denormal ∞ −∞ two_∞ ±∞", "Hessian", "it has none at 0, and ∞ − ∞"),
+    "segment_max": (
+        "zeros signed_zeros equal all_−∞ two_∞",
+        "gradient",
+        "one of equals has it all",
+    ),
+    "segment_min": (
+        "zeros signed_zeros equal all_−∞ two_∞",
+        "gradient",
+        "one of equals has it all",
+    ),
     "scatter_max": ("zeros signed_zeros equal", "gradient", "shared by the greatest and x, as max"),
 }

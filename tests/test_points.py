@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+import public_names
 import treadle as td
-from axis_points import AXIS, LINES
+from axis_points import AXIS, LINES, first
 from axis_points import EXCUSES as AXIS_EXCUSES
 from loss_points import LOSSES, LossRow
+from point_coverage import ELSEWHERE
 from point_rows import (
     BINARY,
     BINARY_EXCUSES,
@@ -29,7 +32,9 @@ from point_rows import (
     Smooth,
     in_digits,
 )
-from treadle import losses
+from test_special_points import CASES as SPECIAL
+from treadle import losses, nn
+from treadle.nn import activations, normalisation
 from treadle.runtime.cpu.native import processor
 
 WHAT = ("value", "first", "second", "forward")
@@ -380,9 +385,133 @@ COMPILED_EXCUSES: dict[str, tuple[list[str], str]] = {
     "logsumexp": (["large", "∞", "two ∞", "±∞"], "all NaN, where eagerly the term of ∞ is: ∞ / ∞"),
     "logcumsumexp": (["far"], "1e6 and 1e6 + 1 are 16 ulp apart: gradients have 3 digits"),
     "squared_distances": (["large"], "1e200 is ∞ in float32, and one matmul has ∞ − ∞"),
+    **{f"segment_{n}": (["denormal"], "1e-310 is 0 in float32: a tie") for n in ("max", "min")},
     "max_unpool": (["large"], "1e200 is ∞ in float32: 0 for infinite values"),
     "scatter_max": (["denormal"], "1e-310 is 0 in float32: a tie"),
 }
+
+
+# Integers
+
+INTEGER_DTYPES = ("int8", "uint8", "int32", "int64")
+INTEGER_UNARY = "abs neg sign square bitwise_not logical_not"
+INTEGER_BINARY = (
+    "add sub mul maximum minimum floor_divide remainder eq ne lt le gt ge bitwise_and bitwise_or "
+    "bitwise_xor logical_and logical_or logical_xor"
+)
+INTEGER_ROWS = "max min argmax argmin sort argsort cummax cummin"
+
+
+def extremes(dtype: str) -> Array:
+    """The ends, their neighbours, 0 and the numbers about it, two of each."""
+    range_ = np.iinfo(dtype)
+    near = [n for n in (-2, -1, 0, 1, 2, 3) if n >= range_.min]
+    ends = [range_.min, range_.min + 1, range_.max // 2, range_.max - 1, range_.max]
+    return np.array([*ends, *near, *ends], dtype)
+
+
+def integer_cases(dtype: str) -> tuple[dict[str, Function], list[Array]]:
+    """Ours and PyTorch's of the same operands by name; a divisor is not 0, nor −1 for the least."""
+    x, y = (a.ravel() for a in np.meshgrid(extremes(dtype), extremes(dtype)))
+    divisor = np.where((y == 0) | ((y == -1) & (x == np.iinfo(dtype).min)), 3, y).astype(dtype)
+    operands = [x, y, divisor]
+
+    def call(module: Any, name: str) -> Function:
+        function = getattr(module, name)
+        if name in INTEGER_UNARY.split():
+            return lambda x, y, d: function(x)
+        if name in ("floor_divide", "remainder"):
+            return lambda x, y, d: function(x, d)
+        if name in INTEGER_ROWS.split():
+            n = len(extremes(dtype))
+            rest = {"stable": True} if module is torch and "sort" in name else {}
+            return lambda x, y, d: first(function(x.reshape(n, n), dim=-1, **rest))
+        return lambda x, y, d: function(x, y)
+
+    names = f"{INTEGER_UNARY} {INTEGER_BINARY} {INTEGER_ROWS}".split()
+    return {n: (call(td, n), call(torch, n)) for n in names}, operands
+
+
+@pytest.mark.parametrize("dtype", INTEGER_DTYPES)
+def test_integers(dtype: str) -> None:
+    """Eagerly and in one compiled program: all of them wrap as PyTorch's do."""
+    cases, operands = integer_cases(dtype)
+
+    def every(*operands: td.Tensor) -> dict[str, td.Tensor]:
+        return {name: ours(*operands) for name, (ours, _) in cases.items()}
+
+    eager = every(*map(td.tensor, operands))
+    specs = [td.Spec(a.shape, dtype) for a in operands]
+    compiled = td.compile(every, *specs, device="cpu")(*operands)
+    for name, (_, theirs) in cases.items():
+        other = theirs(*map(torch.tensor, operands)).numpy()
+        np.testing.assert_array_equal(eager[name].numpy(), other, f"{name} of {dtype}")
+        np.testing.assert_array_equal(compiled[name], other, f"{name} of {dtype}, compiled")
+
+
+# Layers
+
+ACTIVATIONS = {
+    "CELU": "celu", "ELU": "elu", "GELU": "gelu", "Hardshrink": "hardshrink",
+    "Hardsigmoid": "hardsigmoid", "Hardswish": "hardswish", "Hardtanh": "hardtanh",
+    "LeakyReLU": "leaky_relu", "LogSigmoid": "log_sigmoid", "Mish": "mish", "ReLU": "relu",
+    "ReLU6": "relu6", "SELU": "selu", "SiLU": "silu", "Sigmoid": "sigmoid",
+    "Softplus": "softplus", "Softshrink": "softshrink", "Softsign": "softsign", "Tanh": "tanh",
+    "Tanhshrink": "tanhshrink",
+}  # fmt: skip
+NORM_LAYERS = {
+    "LayerNorm": (lambda m: m.LayerNorm(4), (3, 4)),
+    "RMSNorm": (lambda m: m.RMSNorm(4, eps=1e-6), (3, 4)),
+    "BatchNorm1d": (lambda m: m.BatchNorm1d(4), (3, 4)),
+    "BatchNorm2d": (lambda m: m.BatchNorm2d(2), (2, 2, 2, 2)),
+    "BatchNorm3d": (lambda m: m.BatchNorm3d(2), (2, 2, 1, 2, 2)),
+    "GroupNorm": (lambda m: m.GroupNorm(2, 4), (2, 4, 3)),
+    "InstanceNorm1d": (lambda m: m.InstanceNorm1d(2), (2, 2, 4)),
+    "InstanceNorm2d": (lambda m: m.InstanceNorm2d(2), (2, 2, 2, 2)),
+    "InstanceNorm3d": (lambda m: m.InstanceNorm3d(2), (2, 2, 1, 2, 2)),
+    "LocalResponseNorm": (lambda m: m.LocalResponseNorm(2), (2, 3, 4)),
+}
+FILLS = {
+    "zeros": lambda n: np.zeros(n),
+    "equal": lambda n: np.full(n, 3.0),
+    "far": lambda n: 1e6 + np.arange(n) % 3,
+    "small": lambda n: 1e-12 * (np.arange(n) % 3 - 1.0),
+    "NaN": lambda n: np.where(np.arange(n) == 1, np.nan, np.arange(n) * 1.0),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_is_its_function(name: str) -> None:
+    x = td.tensor(numbers(POINTS, "float64"))
+    ours = getattr(nn, name)()(x).numpy()
+    np.testing.assert_array_equal(ours, getattr(td, ACTIVATIONS[name])(x).numpy())
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("name", NORM_LAYERS)
+def test_a_norm_layer(name: str, fill: str) -> None:
+    """In training: values and gradients of rows with hardly a variance, or none."""
+    make, shape = NORM_LAYERS[name]
+    x = FILLS[fill](int(np.prod(shape))).reshape(shape)
+    weights = np.arange(x.size).reshape(shape) / x.size
+    theirs = make(torch.nn).double()
+    leaf = torch.tensor(x, requires_grad=True)
+    value = theirs(leaf)
+    total = (value * torch.tensor(weights)).sum()
+    (gradient,) = torch.autograd.grad(total, leaf, create_graph=True)
+
+    ours = make(nn)
+    values = {n: v.astype(np.float64) for n, v in ours.init().items()}
+
+    def call(x: td.Tensor) -> td.Tensor:
+        return ours.apply(values, x, training=True)
+
+    found = call(td.tensor(x)).numpy()
+    np.testing.assert_allclose(found, value.detach().numpy(), rtol=1e-6, atol=1e-9)
+    if fill != "NaN":
+        scale = max(1.0, gradient.abs().max().item())
+        found = td.grad(lambda x: (call(x) * weights).sum())(td.tensor(x)).numpy()
+        np.testing.assert_allclose(found, gradient.detach().numpy(), rtol=1e-6, atol=1e-8 * scale)
 
 
 # Losses
@@ -501,3 +630,30 @@ def test_losses_compiled() -> None:
 def test_every_loss_has_a_row() -> None:
     names = {n for n in dir(losses) if callable(getattr(losses, n)) and not n.startswith("_")}
     assert names == {name.split()[0] for name in LOSSES}
+
+
+def test_every_function_has_points() -> None:
+    """Each public function has a row, or a reason to have none; no name is left that is gone."""
+    rows = [*UNARY, *BINARY, *AXIS, *(c.name for c in SPECIAL)]
+    covered = {name.split()[0] for name in rows}
+    reasons = [name for names in ELSEWHERE.values() for name in names.split()]
+    assert len(set(reasons)) == len(reasons)
+    functions = set(public_names.functions())
+    assert functions - covered - set(reasons) == set()
+    assert set(reasons) - functions == set()
+    assert covered & set(reasons) == set()
+
+
+def test_every_excuse_has_a_row() -> None:
+    assert {e.row for e in UNARY_EXCUSES} <= set(UNARY)
+    assert {e.row for e in BINARY_EXCUSES} <= set(BINARY)
+    assert set(AXIS_EXCUSES) | set(COMPILED_EXCUSES) <= set(AXIS)
+    assert {name for name, _ in LOSS_EXCUSES} | ROUNDED_TIES <= set(LOSSES)
+
+
+def test_every_activation_and_norm_is_here() -> None:
+    """Modules of the two files, but for those with arguments, which are functions' rows."""
+    with_arguments = {"GLU", "LogSoftmax", "PReLU", "RReLU", "Softmax", "Softmin", "Threshold"}
+    assert set(public_names.offered(activations)) == set(ACTIVATIONS) | with_arguments
+    norms = {n for n, m in public_names.offered(normalisation).items() if inspect.isclass(m)}
+    assert norms <= set(NORM_LAYERS)

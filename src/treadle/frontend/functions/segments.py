@@ -14,8 +14,12 @@ from treadle.frontend.functions.arithmetic import (
     eq,
     exp,
     ge,
+    gt,
+    isnan,
     le,
     logical_and,
+    logical_not,
+    logical_or,
     lt,
     maximum,
     ne,
@@ -186,6 +190,8 @@ def _segment_extreme(name: str, x: Operand, segments: Operand, count: int, is_ma
 
     def better(earlier: Tensor, found: Tensor, takes: Tensor) -> Tensor:
         is_better = lt(found, earlier) if is_max else lt(earlier, found)
+        if value.dtype.is_float:  # NaN stays
+            is_better = logical_or(is_better, isnan(earlier))
         return where(logical_and(takes, is_better), earlier, found)
 
     return segments_folded(value, index, n, better, extreme(value.dtype, not is_max))
@@ -259,7 +265,10 @@ def searchsorted(
     if line.ndim != 1:
         raise ShapeError("searchsorted", f"{line.type} is no vector", "Give a sorted vector.")
     each = unsqueeze(given, -1)
-    before = le(line, each) if right else lt(line, each)
+    if line.dtype.is_float or given.dtype.is_float:  # NaN comes last, as in PyTorch
+        before = logical_not(gt(line, each) if right else ge(line, each))
+    else:
+        before = le(line, each) if right else lt(line, each)
     return sum_of(before, -1, dtype=dtypes.int32)
 
 
