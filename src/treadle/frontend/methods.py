@@ -30,7 +30,7 @@ from treadle.frontend.functions import (
 from treadle.frontend.functions import arithmetic as a
 from treadle.frontend.mean import Mean
 from treadle.frontend.spelling import takes_dim
-from treadle.frontend.tensor import Operand, Operators, Tensor
+from treadle.frontend.tensor import Axes, Operand, Operators, Tensor
 
 
 def _swapped(function: Callable[[Operand, Operand], Tensor]) -> Callable[[Tensor, Operand], Tensor]:
@@ -200,7 +200,7 @@ def _polygamma(self: Operand, n: int) -> Tensor:
 
 @takes_dim
 def _norm(
-    self: Operand, p: Any = 2.0, axis: reductions.Axes = None, keepdims: bool = False
+    self: Operand, p: Any = 2.0, axis: Axes = None, keepdims: bool = False
 ) -> Tensor:
     """`norm` with PyTorch's order of arguments."""
     return reductions.norm(self, axis, keepdims, p)

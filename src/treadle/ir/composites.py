@@ -41,7 +41,7 @@ class Variance(Attributes):
     """Divides by n − `correction`, as torch.var."""
 
     axes: Ints
-    correction: int = 1
+    correction: float = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,8 @@ def norm(
     torch.norm has p: pass `p=` by name. The method has PyTorch's order. Norms of matrices are in
     td.linalg.
     """
-    if isinstance(axis, float) or axis in ("fro", "nuc"):
+    given: object = axis
+    if isinstance(given, float) or given in ("fro", "nuc"):
         raise ArgumentError("norm", f"the axis is {axis!r}", f"Pass it by name: p={axis!r}.")
     if p == "nuc":
         raise ArgumentError("norm", "p is 'nuc'", 'It is td.linalg.matrix_norm(x, "nuc").')
