@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import errno
+import gzip
 import json
 import os
 import random
@@ -28,8 +30,8 @@ from disks import largest_file, not_permitted
 from treadle import losses, nn, optim
 from treadle.train import checkpoint as checkpoint_module
 from treadle.train import folder as writer
-from treadle.train import restoring
-from treadle.train.manifest import MANIFEST, checksum
+from treadle.train import packing, restoring
+from treadle.train.manifest import MANIFEST, checksum, read_manifest
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent / "src" / "treadle"
@@ -998,3 +1000,57 @@ def test_a_save_that_is_killed_at_any_line() -> None:
         done = subprocess.run(run, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[0]) > 100
+
+
+def bomb(declared: int, content: int) -> bytes:
+    """A packed file whose header declares so many bytes of an array, and what follows it."""
+    entry = {"a": {"dtype": "U8", "shape": [declared], "data_offsets": [0, declared]}}
+    header = json.dumps(entry).encode()
+    return gzip.compress(len(header).to_bytes(8, "little") + header + bytes(content), 1)
+
+
+@pytest.mark.parametrize(
+    ("declared", "content", "told"),
+    [
+        (1 << 40, 0, "says that it holds 1,099,511"),
+        (8, 1 << 26, "more than the"),
+        (9, 4, "damaged"),
+    ],
+)
+def test_a_packed_checkpoint_is_unpacked_as_far_as_the_step_takes_it(
+    declared: int, content: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some kB that are GiB unpacked, with a manifest that agrees, are an error before they are."""
+    step, (first, last), states = saved(tmp_path, 2, compress=True)
+    manifest = read_manifest(last.path)
+    (name,) = manifest.files
+    (last.path / name).write_bytes(bomb(declared, content))
+    files = {name: writer.digest_of(last.path / name)}
+    (last.path / MANIFEST).write_bytes(dataclasses.replace(manifest, files=files).encode())
+    written = []
+    monkeypatch.setattr(packing, "BLOCK", 1 << 16)
+    inflate = packing._inflate
+
+    def watched(packed, source, target, most):
+        try:
+            inflate(packed, source, target, most)
+        finally:
+            written.append(target.tell())
+
+    monkeypatch.setattr(packing, "_inflate", watched)
+    with td.CheckpointManager(tmp_path, read_only=True) as reading:
+        with pytest.warns(td.CheckpointWarning, match=told):
+            assert reading.restore(step).number == first.number
+        assert same(step.state_dict(), states[0])
+        with pytest.raises(td.CheckpointError, match=told):
+            reading.restore(step, last.path.name)
+        with pytest.raises(td.CheckpointError, match=told):
+            last.params()
+    assert min(written) < max(written) < 10_000  # the first checkpoint's, and headers
+
+
+def test_a_packed_checkpoint_of_another_optimizer_is_still_named(tmp_path: Path) -> None:
+    saved(tmp_path, 1, compress=True)
+    other = make(optimizer=optim.sgd(0.1), accumulate=2)
+    with pytest.raises(td.CheckpointError, match="of another model, optimizer or accumulation"):
+        td.CheckpointManager(tmp_path, read_only=True).restore(other)

@@ -23,14 +23,17 @@ def chunk_name(step: str, rank: int, ranks: int) -> str:
     return f"{step}.chunk-{rank:05d}-of-{ranks:05d}"
 
 
-def read_state(path: Path, name: str, manifest: Manifest) -> Arrays:
-    """A step's whole state, of its file and of the chunks of all ranks that wrote it."""
-    state = unpack(path, name, manifest.files)
+def read_state(path: Path, name: str, manifest: Manifest, most: int | None = None) -> Arrays:
+    """A step's whole state, of its file and of the chunks of all ranks that wrote it.
+
+    `most` bounds the bytes of an unpacked file.
+    """
+    state = unpack(path, name, manifest.files, most)
     chunks = manifest.chunks.get(name)
     if chunks is None:
         return state
     parts = [
-        unpack(path, chunk_name(name, rank, chunks.ranks), manifest.files)
+        unpack(path, chunk_name(name, rank, chunks.ranks), manifest.files, most)
         for rank in range(chunks.ranks)
     ]
     return state | {n: _glued(n, s, chunks.shards, parts) for n, s in chunks.shapes.items()}

@@ -29,6 +29,7 @@ Steps = TrainStep | Mapping[str, TrainStep]
 Restored = TrainStep | Forward
 Target = Restored | Mapping[str, Restored]
 State = dict[str, np.ndarray]
+SMALLEST, ROOM = 1 << 26, 16  # bytes, and a multiple of a step's own: chosen
 ALONE = "step"  # the name of a step that is saved by itself
 _STEP_NAME = re.compile(r"\w[\w-]*")
 
@@ -93,9 +94,21 @@ def read_states(path: Path, names: Mapping[str, object]) -> tuple[Manifest, dict
             "Pass the steps by the names they were saved with.",
         )
     try:
-        return manifest, {n: read_state(path, own, manifest) for n, own in sources.items()}
+        return manifest, {
+            n: read_state(path, own, manifest, _most_bytes(names[n])) for n, own in sources.items()
+        }
     except LoadError as error:
         raise DamagedError(error.cause) from error
+
+
+def _most_bytes(target: object) -> int | None:
+    """Bytes that the file of a step may unpack to; None where that is not known.
+
+    More than a step holds, so that the file of another optimizer is still read, and named.
+    """
+    if not isinstance(target, TrainStep) or target.session.sharded is not None:
+        return None
+    return max(SMALLEST, ROOM * target.session.nbytes)
 
 
 def _listed(names: Mapping[str, object]) -> str:
