@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
@@ -35,7 +36,8 @@ from treadle import serve
 from treadle.models.decoding import bucket, slots_for
 from treadle.serve.access import is_loopback, read_token
 from treadle.serve.batching import Batcher
-from treadle.serve.encoding import Named, _once, decode
+from treadle.serve.budget import Reserved, json_bytes
+from treadle.serve.encoding import Named, _once, decode, read_object
 from treadle.serve.metrics import Histogram
 from treadle.serve.request_error import RequestError
 from treadle.serve.served import Served
@@ -96,6 +98,66 @@ def test_an_answer_is_what_the_forward_gives(client) -> None:
     found = client.send(post(PREDICT, as_json(drawn(0)))).json["outputs"]
     np.testing.assert_allclose(found["p"], expected["p"], rtol=1e-5)
     assert found["flipped"] == expected["flipped"].tolist()
+
+
+def bodies(size: int) -> dict[str, bytes]:
+    """JSON that becomes as much as it can: small values, many lists and dicts, wide characters."""
+    many = {
+        "zeros": b"0,",
+        "floats": b"0.5,",
+        "integers": b"123456,",
+        "lists": b"[],",
+        "lists of one": b"[7],",
+        "dicts": b"{},",
+        "dicts of one": b'{"a":1},',
+        "dicts of two": b'{"a":1,"b":[]},',
+        "strings": b'"ab",',
+        "wide strings": '"\N{GRINNING FACE}a",'.encode(),
+        "escapes": b'"\\ud83d\\ude00 and some text",',
+        "long integers": b"9" * 4000 + b",",
+    }
+    found = {n: b'{"x":[' + p * (size // len(p)) + p[:-1] + b"]}" for n, p in many.items()}
+    text = b"some text " * (size // 10)
+    found |= {"text": b'{"x":"' + text + b'"}', "wide text": b'{"x":"\\ud83d\\ude00' + text + b'"}'}
+    found["nested"] = b'{"x":' + b"[" * 500 + b"]" * 500 + b"}"
+    return found
+
+
+@pytest.mark.parametrize("name", bodies(1))
+def test_parsed_json_takes_no_more_than_is_set_aside(name: str) -> None:
+    """Of bodies that others would send; and a bound that is not far from what plain numbers take."""
+    body = bodies(200_000)[name]
+    tracemalloc.start()
+    found = read_object("test", body)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert set(found) == {"x"}
+    assert peak <= json_bytes(body) + 4096
+    if name == "floats":
+        assert json_bytes(body) < 3 * peak
+
+
+def test_requests_share_a_bounded_memory() -> None:
+    """One that takes too much by itself is refused, and those together that do are sent back."""
+    limits = serve.Limits(batch=SIZE, request_bytes=200_000)
+    own = service(limits)
+    with Client(serve.application(own)) as small:
+        assert small.send(post(PREDICT, as_json(drawn(0)))).status == 200
+        assert own.budget.taken == 0
+        large = b'{"inputs": {"x": [' + b"[]," * 5000 + b"[]]}}"  # 15 kB that become some 700
+        answer = small.send(post(PREDICT, large))
+        assert (answer.status, answer.json["error"]["values"]["most"]) == (413, 200_000)
+        body = as_json(drawn(0))
+        other = Reserved(own.budget)
+        other.hold("test", 200_000 - len(body))
+        answer = small.send(post(PREDICT, body))
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert "bytes already" in answer.json["error"]["cause"]
+        other.release()
+        assert small.send(post(PREDICT, body)).status == 200
+        wrong = small.send(post(PREDICT, b'{"inputs": {"x": 1}}'))
+        assert (wrong.status, own.budget.taken) == (422, 0)
+        assert "treadle_request_bytes" in small.send(Request("GET", "/metrics")).body.decode()
 
 
 def test_an_error_names_no_line_of_the_service(client) -> None:

@@ -19,13 +19,23 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from treadle.serve.access import admit
-from treadle.serve.encoding import JSON, KINDS, decode, encode, read_object
+from treadle.serve.budget import (
+    TOKENIZED,
+    VALUE,
+    Reserved,
+    array_bytes,
+    json_bytes,
+    request_bytes,
+)
+from treadle.serve.encoding import JSON, KINDS, Arrays, decode, encode, read_object
 from treadle.serve.metrics import TEXT
 from treadle.serve.request_error import RequestError, overloaded, shown
+from treadle.serve.served import Served
 from treadle.serve.service import Service
 from treadle.serve.texts import Asked, Texts
 
 ASIDE = 1 << 17  # bytes that are read or written in another thread: chosen, some milliseconds
+TOKEN_BYTES, FIELD_BYTES = 64, 1 << 16  # of a body: for each token of the context, and the rest
 CLOSE = {"connection": "close"}  # the rest of a body is not waited for
 EVENTS = "text/event-stream"
 Found = TypeVar("Found")
@@ -134,17 +144,19 @@ class Application:
                 values = {"in_progress": service.in_progress, "most": most}
                 raise overloaded(route, f"{most} requests are in progress", values)
             service.in_progress += 1
+            held = request.state.held = Reserved(service.budget)
             try:
                 response = await endpoint(request)
             except BaseException:
-                service.in_progress -= 1
+                self._answered(held)
                 raise
-            return Watched(response, self._answered)
+            return Watched(response, partial(self._answered, held))
 
         return self._guarded(route, call)
 
-    def _answered(self) -> None:
+    def _answered(self, held: Reserved) -> None:
         self.service.in_progress -= 1
+        held.release()
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 404
@@ -179,22 +191,29 @@ class Application:
         served = self.service.served(request.path_params["name"])
         kind = _content_kind(served.name, request)
         wanted = _answer_kind(served.name, request, kind)
-        body = await self._body(served.name, request)
-        reading = partial(decode, served.name, kind, body, served.inputs)
-        arrays = await _aside(reading, len(body))
+        held: Reserved = request.state.held
+        arrays = await self._arrays(served, kind, request)
         served.check(arrays)
+        inputs, outputs = array_bytes(served.inputs, False), array_bytes(served.outputs, True)
+        held.hold(served.name, inputs + outputs)
         found = await self.service.call(served, arrays)
         answer = await _aside(partial(encode, wanted, found), sum(a.nbytes for a in found.values()))
+        held.hold(served.name, len(answer))
         return Response(answer, media_type=wanted)
+
+    async def _arrays(self, served: Served, kind: str, request: Request) -> Arrays:
+        """The arrays of a body, which is held no longer than it takes to read them."""
+        body = await self._body(served.name, request, self.limits.body_bytes)
+        cost = await _aside(partial(request_bytes, kind, body, served.inputs), len(body))
+        request.state.held.hold(served.name, cost)
+        return await _aside(partial(decode, served.name, kind, body, served.inputs), len(body))
 
     async def generate(self, request: Request) -> Response:
         """A text that follows a prompt, at once or piece by piece."""
         texts = self.service.texts
         assert texts is not None
         _content_kind("generate", request, (JSON,))
-        body = await self._body("generate", request)
-        given = await _aside(partial(read_object, "generate", body), len(body))
-        asked = await asyncio.to_thread(texts.ask, given)
+        asked = await self._asked(texts, request)
         texts.check_queue()
         if asked.streams:
             return StreamingResponse(_events(texts, asked), media_type=EVENTS)
@@ -203,9 +222,19 @@ class Application:
         found = "".join(map(str, pieces)) if asked.is_text else pieces
         return _json({_name_of(asked, "text", "tokens"): found, **_ending(asked)})
 
-    async def _body(self, operation: str, request: Request) -> bytes:
+    async def _asked(self, texts: Texts, request: Request) -> Asked:
+        """What a body asks for; of a long text not more is read than the context can hold."""
+        held: Reserved = request.state.held
+        most = min(self.limits.body_bytes, FIELD_BYTES + TOKEN_BYTES * texts.context)
+        body = await self._body("generate", request, most)
+        held.hold("generate", (2 + TOKENIZED) * len(body) + json_bytes(body))
+        given = await _aside(partial(read_object, "generate", body), len(body))
+        asked = await asyncio.to_thread(texts.ask, given)
+        held.hold("generate", VALUE * texts.context)
+        return asked
+
+    async def _body(self, operation: str, request: Request, most: int) -> bytes:
         """All of a body that is not too large and comes in time."""
-        most = self.limits.body_bytes
         announced = request.headers.get("content-length", "0")
         if announced.isdecimal() and len(announced) < 20 and int(announced) > most:
             raise _too_large(operation, most)
@@ -217,6 +246,7 @@ class Application:
                     size += len(part)
                     if size > most:
                         raise _too_large(operation, most)
+                    request.state.held.hold(operation, 2 * size)  # the parts, and then all of it
                     parts.append(part)
         except TimeoutError:
             seconds = self.limits.body_seconds

@@ -12,12 +12,14 @@ class Limits:
     """How large, how long and how many. What is more gets an error, and nothing is computed.
 
     `batch` requests at most are one call of a forward; the first of them waits `wait_ms` for
-    others. The service reads at most `concurrency` bodies at a time, of `body_bytes` each.
+    others. The service reads at most `concurrency` bodies at a time, of `body_bytes` each. Bodies,
+    what they are parsed to and answers take at most `request_bytes` together.
     """
 
     batch: int = 8
     wait_ms: float = 2.0
     body_bytes: int = 1 << 24
+    request_bytes: int = 1 << 29  # of all requests that are read or answered
     header_seconds: float = 10.0  # from a connection's first byte to the end of its headers
     body_seconds: float = 10.0  # until all of a body is there
     answer_seconds: float = 60.0  # from then to the answer; a text ends then
@@ -28,7 +30,9 @@ class Limits:
     context: int = 1024  # tokens of a prompt and what follows
 
     def __post_init__(self) -> None:
-        for name in "batch body_bytes queue concurrency connections drain_seconds".split():
+        for (
+            name
+        ) in "batch body_bytes request_bytes queue concurrency connections drain_seconds".split():
             check_whole("serve", name, getattr(self, name))
         check_whole("serve", "context", self.context, 2)
         check_number("serve", "wait_ms", self.wait_ms, NOT_NEGATIVE)

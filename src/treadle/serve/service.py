@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from treadle.base.errors import ArgumentError, TreadleError
 from treadle.models.causal import CausalModel
 from treadle.serve.batching import Batcher
+from treadle.serve.budget import Budget
 from treadle.serve.encoding import Arrays
 from treadle.serve.limits import Limits
 from treadle.serve.metrics import Gauge, Labels, Metrics
@@ -44,6 +45,7 @@ class Service:
         self._batchers: dict[str, Batcher[Arrays, Arrays]] = {}
         self.is_prepared = self.is_stopping = False
         self.in_progress = 0
+        self.budget = Budget(self.limits.request_bytes)
         self._count()
 
     @property
@@ -60,6 +62,11 @@ class Service:
                 "treadle_requests_in_progress",
                 "Requests that are read or answered.",
                 lambda: {(): self.in_progress},
+            ),
+            Gauge(
+                "treadle_request_bytes",
+                "Memory that is set aside for requests.",
+                lambda: {(): self.budget.taken},
             ),
             Gauge("treadle_queue_length", "Requests that wait for a call.", self._waiting),
         ]

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from treadle.base.errors import TreadleError
+from treadle.base.memory import shown as shown_bytes
 from treadle.models.causal import CausalModel
 from treadle.models.decoding import bucket, slots_for
 from treadle.models.generation import (
@@ -105,6 +106,12 @@ class Texts:
                 for _ in islice(pieces, 2):  # of the prompt, and of a token behind it
                     pass
                 del pieces  # its caches come back
+        say(f"{NAME}: the model and its caches of keys and values take {shown_bytes(self.nbytes)}")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the model's values and of the caches: texts have them one after the other."""
+        return int(self.model._held(None).session.nbytes)
 
     def ask(self, given: Mapping[str, Any]) -> Asked:
         """A request's fields, or an error that names what is wrong."""
