@@ -165,6 +165,12 @@ def test_evaluate_with_a_group() -> None:
     assert history.last("val/auc").step == 5
     with pytest.raises(td.ArgumentError, match="no captures of f1"):
         quiet(make(), metrics=group).evaluate([arrays])
+    given = {"f1": metrics.F1(), "auc": metrics.RocAuc()}
+    again = quiet(step, metrics=given).evaluate(data.ArrayLoader(arrays, 8))
+    assert again == quiet(step, metrics=group).evaluate(data.ArrayLoader(arrays, 8))
+    for wrong in (metrics.F1(), ["f1"], {"f1": 3}, {}):
+        with pytest.raises(td.ArgumentError, match="Group"):
+            quiet(step, metrics=wrong)
 
 
 def test_when_validations_come() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import treadle as td
+from refusals import refused
 from treadle import data, losses, metrics, nn, optim
 from treadle.base.memory import memory_there
 
@@ -274,3 +275,24 @@ def test_a_path_is_text_or_a_path(read: Callable[[Any], object]) -> None:
     for path in (None, 3):
         with pytest.raises(td.ArgumentError, match="path = "):
             read(path)
+
+
+def test_a_function_is_compiled_for_a_spec_of_each_argument() -> None:
+    def f(x, y=1.0):
+        return (x * x * y).sum()
+
+    for function in (f, td.grad(f), td.value_and_grad(f), td.vmap(f)):
+        refused(
+            lambda function=function: td.compile(function),
+            td.ArgumentError,
+            "compile",
+            "f takes (x, y=1.0), and there are no specs",
+            "td.compile(f, td.Spec((3,)))",
+        )
+    spec = td.Spec((3,))
+    refused(lambda: td.compile(f, spec, spec, spec), td.ArgumentError, "compile", "are 3 specs")
+    refused(lambda: td.compile(nn.ReLU()), td.ArgumentError, "compile", "no specs")
+    assert td.compile(lambda: td.ones((2,)), device="oracle")().tolist() == [1, 1]
+    assert td.compile(nn.ReLU(), spec, device="oracle")(np.array([-1.0, 0, 2], np.float32))[2] == 2
+    value, slope = td.compile(td.value_and_grad(f), spec, device="oracle")(np.ones(3, np.float32))
+    assert (value, slope.tolist()) == (3, [2, 2, 2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
@@ -15,7 +15,9 @@ from treadle.base import trees
 from treadle.base.errors import ArgumentError, BatchError
 from treadle.base.numbers import check_whole
 from treadle.base.trees import Tree
+from treadle.frontend.tracing import function_name
 from treadle.ir.types import TensorType
+from treadle.nn.module import Module
 from treadle.nn.tracing import INPUT_PREFIX, Inputs
 from treadle.pipeline import CompileOptions
 from treadle.runtime.foreign import described, is_on_device, shape_of
@@ -68,6 +70,24 @@ def check_arguments(operation: str, what: str, function: Callable[..., object]) 
             operation,
             f"{what} takes {signature}, and is called with a model and a batch",
             "Write it as a function of (model, batch).",
+        ) from error
+
+
+def check_specs(function: Callable[..., object], specs: Sequence[object]) -> None:
+    """`td.compile` needs a spec for each argument of the function."""
+    called = function.forward if isinstance(function, Module) else function
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):  # it does not say what it takes
+        return
+    try:
+        signature.bind(*specs)
+    except TypeError as error:
+        count = f"{len(specs)} spec{'' if len(specs) == 1 else 's'}" if specs else "no specs"
+        raise ArgumentError(
+            "compile",
+            f"{function_name(function)} takes {signature}, and there are {count}",
+            "Pass one for each argument: td.compile(f, td.Spec((3,))), or an example array.",
         ) from error
 
 

@@ -37,6 +37,7 @@ from treadle.step.batches import (
     ByShape,
     check_arguments,
     check_flags,
+    check_specs,
     chosen_stream,
 )
 from treadle.step.first_values import begin_model
@@ -322,6 +323,7 @@ def compile(
 
     if not callable(function):
         raise ArgumentError("compile", f"{function!r} is not a function", "Pass one of tensors.")
+    check_specs(function, specs)
 
     def forward(model: object, arguments: tuple[Any, ...]) -> Any:
         return function(*arguments)

@@ -8,7 +8,7 @@ import tempfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import numpy as np
 
@@ -50,7 +50,7 @@ def unpack(
         plain = Path(aside) / file_name(name, False)
         try:
             with gzip.open(packed) as source, plain.open("wb") as target:
-                _inflate(packed, source, target, most)
+                _inflate(packed, cast(IO[bytes], source), target, most)
         except (OSError, EOFError, zlib.error) as error:
             raise LoadError("load", f"{packed} is damaged: {error}", "Use another copy.") from error
         return load_arrays(plain, (_kind(name),))

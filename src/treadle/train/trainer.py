@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from treadle.base.errors import ArgumentError, CheckpointWarning, NotFiniteError
 from treadle.base.trees import Tree
 from treadle.base.uncopied import uncopied
 from treadle.data.loaders import IterableLoader, Loader, Rewindable, State, as_loader
-from treadle.metrics.metric import Group
+from treadle.metrics.metric import Group, Metric
 from treadle.train.callback import Callback, Callbacks
 from treadle.train.checkpoint import CheckpointManager
 from treadle.train.evaluation import Predictor, evaluate
@@ -36,8 +36,8 @@ class Trainer:
     Several steps are a dict, and `training_step(steps, batch)` says how they are called; it returns
     what they gave, by name, with numbers of its own. The first of them validates.
     It is one run: a second `fit` goes on where the first one stopped. `metrics` is the
-    `metrics.Group` that the loss captures; `progress` is "auto" (a bar on a terminal, else lines),
-    "bar", "lines" or "off"; loggers get every `log_every`-th step.
+    `metrics.Group` that the loss captures, or a dict of its metrics; `progress` is "auto" (a bar on
+    a terminal, else lines), "bar", "lines" or "off"; loggers get every `log_every`-th step.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Trainer:
         loggers: Iterable[Logger] = (),
         *,
         training_step: TrainingStep | None = None,
-        metrics: Group | None = None,
+        metrics: Group | Mapping[str, Metric] | None = None,
         progress: str | bool = "auto",
         stop_on_nan: bool = True,
         log_every: int = 1,
@@ -61,8 +61,9 @@ class Trainer:
         self._callbacks = Callbacks(callbacks)
         self._loggers = Loggers(loggers if world.writes else ())
         self._progress = progress if world.writes else "off"
-        self._group, self._stop_on_nan, self._log_every = metrics, stop_on_nan, log_every
-        self._directions = {} if metrics is None else metrics.directions
+        group = metrics if metrics is None or isinstance(metrics, Group) else Group(metrics)
+        self._group, self._stop_on_nan, self._log_every = group, stop_on_nan, log_every
+        self._directions = {} if group is None else group.directions
         self._predictor = Predictor(self.step)
         self._run = Run(self._trained, self._loggers, self._directions)
         self._folder: Path | None = None  # that this run has written to
