@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from treadle_checker.elements import Elements
 from treadle_checker.equality import Effort
 from treadle_checker.field import Array, Element, Field
 from treadle_checker.reading import NotEstablished
+from treadle_checker.residues import SAFE_PRIMES, Lane
 from treadle_checker.types import Value
 
 MOST = 2**22  # elements that a default compile asks for, and those that it draws
@@ -243,3 +245,22 @@ def test_long_chains_take_memory_in_proportion(monkeypatch: pytest.MonkeyPatch) 
     program = schedule(graph, target=CPU)
     assert 0 < noted < 2**24
     assert len(program.distinct()) <= 2  # of pieces that are cut
+
+
+def test_logarithms_of_few_elements_are_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are found by steps, many of which are looked for together."""
+    lane, calls = Lane(SAFE_PRIMES[1], 0), 0
+    search = np.searchsorted
+
+    def counted(*given: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return search(*given, **named)
+
+    monkeypatch.setattr(np, "searchsorted", counted)
+    known = np.array([0, 1, 12345, lane.modulus // 2 - 1], np.int64)
+    values = lane.exponential(known, np.array([0, 1, 0, 1]))
+    exponents, signs = lane.logarithm(values)
+    assert np.array_equal(exponents, known)
+    assert np.array_equal(signs, [0, 1, 0, 1])
+    assert 0 < calls <= 8

@@ -128,7 +128,7 @@ COSTS = {
     "div": 32, "rsqrt": 36, **dict.fromkeys("lt le max min abs sign mod floordiv".split(), 8),
     **dict.fromkeys("exp log sqrt sin cos tanh erf floor pow atan2".split(), 4),
 }  # fmt: skip
-LOGARITHM = 2**11
+LOGARITHM = 2**13
 
 
 class Field:

@@ -21,7 +21,8 @@ Number = bool | int | float | Fraction
 # p and (p − 1) / 2 are prime; a test checks that they are.
 SAFE_PRIMES = (2147483579, 2147483123, 2147482763, 2147481563)
 GENERATOR = 4  # a square other than 1, so of order q
-STRIDE = 2**10  # between the exponents of the table by which logarithms are found
+STRIDE = 2**11  # between the exponents of the table by which logarithms are found
+TOGETHER = 2**13  # powers that are looked for together
 MOST_LOGARITHMS = 2**14  # at once: each takes a thousand steps
 
 
@@ -105,14 +106,16 @@ class Lane:
         is_negative = self.power(unique, q) == modulus - 1
         power = np.where(is_negative, modulus - unique, unique)
         exponents, open_ = np.zeros(len(unique), np.int64), np.flatnonzero(unique)
-        for factors in range(STRIDE):
-            at = np.searchsorted(table, power[open_]).clip(0, len(table) - 1)
-            hit = table[at] == power[open_]
-            exponents[open_[hit]] = (multiples[at[hit]] * STRIDE - factors) % q
-            open_ = open_[~hit]
-            power[open_] = power[open_] * GENERATOR % modulus
-            if not len(open_):
-                break
+        steps, first = _powers(GENERATOR, STRIDE, modulus), 0
+        while len(open_) and first < STRIDE:  # of few, many steps at a time
+            some = steps[first : first + max(1, TOGETHER // len(open_))]
+            tried = power[open_][:, None] * some % modulus
+            at = np.searchsorted(table, tried).clip(0, len(table) - 1)
+            hits = table[at] == tried
+            is_hit, step = hits.any(1), hits.argmax(1)[:, None]
+            found = multiples[np.take_along_axis(at, step, 1)] * STRIDE - first - step
+            exponents[open_[is_hit]] = found[is_hit, 0] % q
+            open_, first = open_[~is_hit], first + len(some)
         signs = is_negative.astype(np.int64)
         return exponents[places].reshape(values.shape), signs[places].reshape(values.shape)
 
@@ -158,10 +161,10 @@ def _generator_powers(modulus: int) -> tuple[Array, Array]:
     return _powers(GENERATOR, 2**16, modulus), _powers(high, 2**15, modulus)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=len(SAFE_PRIMES))
 def _strided_powers(modulus: int) -> tuple[Array, Array]:
-    """g^(STRIDE · i) for all i below 2²⁰, sorted, and each one's i."""
-    powers = _powers(pow(GENERATOR, STRIDE, modulus), 2**20, modulus)
+    """g^(STRIDE · i) for all i below 2¹⁹, sorted, and each one's i."""
+    powers = _powers(pow(GENERATOR, STRIDE, modulus), 2**19, modulus)
     order = np.argsort(powers)
     return powers[order], order
 
