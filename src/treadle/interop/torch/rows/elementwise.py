@@ -10,7 +10,7 @@ from treadle.frontend.coerce import as_tensor, cast, constant
 from treadle.frontend.functions import activations as f
 from treadle.frontend.functions import arithmetic as a
 from treadle.frontend.functions import elementary as e
-from treadle.frontend.functions import gamma, powers
+from treadle.frontend.functions import gamma, powers, special
 from treadle.frontend.functions.shaping import expand, reshape
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.interop.torch.rows.table import aten, declare_all
@@ -32,10 +32,16 @@ declare_all(
         **{name: getattr(f, name) for name in ("leaky_relu", "softplus", "softshrink")},
         "digamma": gamma.digamma,
         "lgamma": gamma.lgamma,
+        "erfc": special.erfc,
         "fix": e.trunc,
+        "fmax": e.fmax,
+        "fmin": e.fmin,
+        "fmod.Scalar": e.fmod,
+        "fmod.Tensor": e.fmod,
         "max.other": a.maximum,
         "min.other": a.minimum,
         "sgn": a.sign,
+        "signbit": e.signbit,
         "threshold": f.threshold,
         "nan_to_num": e.nan_to_num,
     }
@@ -91,23 +97,6 @@ def _floor_divide(x: Operand, y: Operand) -> Tensor:
     return a.floor_divide(x, y)
 
 
-@aten("fmod.Tensor", "fmod.Scalar")
-def _fmod(x: Operand, y: Operand) -> Tensor:
-    """The remainder with the sign of x."""
-    size = a.remainder(a.abs(x), a.abs(y))
-    return a.where(a.lt(x, 0), a.neg(size), size)
-
-
-@aten("fmax")
-def _fmax(x: Operand, y: Operand) -> Tensor:
-    return a.where(a.isnan(x), y, a.where(a.isnan(y), x, a.maximum(x, y)))
-
-
-@aten("fmin")
-def _fmin(x: Operand, y: Operand) -> Tensor:
-    return a.where(a.isnan(x), y, a.where(a.isnan(y), x, a.minimum(x, y)))
-
-
 @aten("clamp", "clamp.Tensor")
 def _clamp(x: Operand, min: Operand | None = None, max: Operand | None = None) -> Tensor:
     return a.clamp(x, min, max)
@@ -151,9 +140,7 @@ def _addcdiv(x: Operand, first: Operand, second: Operand, value: float = 1) -> T
 
 @aten("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other")
 def _xlogy(x: Operand, y: Operand) -> Tensor:
-    """x · log y, and 0 where x is 0 and y has no logarithm."""
-    is_zero = a.logical_and(a.eq(x, 0), a.le(y, 0))
-    return a.where(is_zero, 0.0, a.mul(x, a.log(a.where(is_zero, 1.0, y))))
+    return special.xlogy(x, y)
 
 
 @aten("logaddexp2")
@@ -166,15 +153,9 @@ def _exp2(x: Operand) -> Tensor:
     return a.exp(a.mul(x, math.log(2)))
 
 
-@aten("erfc")
-def _erfc(x: Operand) -> Tensor:
-    return a.sub(1.0, a.erf(x))
-
-
 @aten("logit")
 def _logit(x: Operand, eps: float | None = None) -> Tensor:
-    p = as_tensor(x) if eps is None else a.clamp(x, eps, 1 - eps)
-    return a.log(a.div(p, a.sub(1.0, p)))
+    return special.logit(x, eps)
 
 
 @aten("deg2rad")
@@ -185,11 +166,6 @@ def _deg2rad(x: Operand) -> Tensor:
 @aten("rad2deg")
 def _rad2deg(x: Operand) -> Tensor:
     return a.mul(x, 180 / math.pi)
-
-
-@aten("signbit")
-def _signbit(x: Operand) -> Tensor:
-    return a.lt(x, 0)
 
 
 @aten("bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar", "__lshift__.Scalar")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from treadle import losses
 from treadle.base.dtypes import float32
-from treadle.frontend.coerce import as_tensor, cast, constant
-from treadle.frontend.functions.activations import cross_entropy_rows, log_softmax, softplus
-from treadle.frontend.functions.arithmetic import abs, exp, log, maximum, ne, where
+from treadle.frontend.coerce import align, as_tensor, cast
+from treadle.frontend.functions.activations import cross_entropy_rows, log_softmax
+from treadle.frontend.functions.arithmetic import abs, ne, where
 from treadle.frontend.functions.indexing import take, take_along_axis
 from treadle.frontend.functions.reductions import mean, sum
 from treadle.frontend.functions.shaping import moveaxis, squeeze, unsqueeze
 from treadle.frontend.tensor import Tensor
-from treadle.interop.torch.rows.elementwise import _xlogy
 from treadle.interop.torch.rows.table import aten
 
 NONE, MEAN, SUM = 0, 1, 2  # ATen's numbers of reductions
@@ -19,6 +19,11 @@ Given = Tensor | None
 
 def _reduced(each: Tensor, reduction: int) -> Tensor:
     return {NONE: lambda x: x, MEAN: mean, SUM: sum}[reduction](each)
+
+
+def _alike(x: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    """Of one shape: PyTorch broadcasts them here."""
+    return tuple(align("loss", x, target))
 
 
 @aten("mse_loss")
@@ -33,28 +38,22 @@ def _l1(x: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
 
 @aten("smooth_l1_loss")
 def _smooth_l1(x: Tensor, target: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
-    far = abs(x - target)
-    each = far if beta == 0 else where(far < beta, far * far * (0.5 / beta), far - 0.5 * beta)
-    return _reduced(each, reduction)
+    return _reduced(as_tensor(losses.smooth_l1(*_alike(x, target), "none", beta)), reduction)
 
 
 @aten("huber_loss")
 def _huber(x: Tensor, target: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
-    far = abs(x - target)
-    return _reduced(where(far < delta, far * far * 0.5, (far - 0.5 * delta) * delta), reduction)
+    return _reduced(as_tensor(losses.huber(*_alike(x, target), "none", delta)), reduction)
 
 
 @aten("soft_margin_loss")
 def _soft_margin(x: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
-    return _reduced(softplus(x * target * -1.0), reduction)
+    return _reduced(as_tensor(losses.soft_margin(x, target, "none")), reduction)
 
 
 @aten("binary_cross_entropy")
 def _bce(x: Tensor, target: Tensor, weight: Given = None, reduction: int = MEAN) -> Tensor:
-    """Logarithms are held at −100, as in PyTorch."""
-    yes, no = maximum(log(x), -100.0), maximum(log(1 - x), -100.0)
-    each = (target - 1) * no - target * yes
-    return _reduced(each if weight is None else each * weight, reduction)
+    return _reduced(as_tensor(losses.bce(x, target, weight, "none")), reduction)
 
 
 @aten("binary_cross_entropy_with_logits")
@@ -65,17 +64,13 @@ def _bce_with_logits(
     pos_weight: Given = None,
     reduction: int = MEAN,
 ) -> Tensor:
-    beside = softplus(x * -1.0)
-    factor = constant(1.0) if pos_weight is None else (pos_weight - 1) * target + 1
-    each = (1 - target) * x + factor * beside
-    return _reduced(each if weight is None else each * weight, reduction)
+    each = losses.bce_with_logits(x, target, weight, "none", pos_weight)
+    return _reduced(as_tensor(each), reduction)
 
 
 @aten("kl_div")
 def _kl_div(x: Tensor, target: Tensor, reduction: int = MEAN, log_target: bool = False) -> Tensor:
-    if log_target:
-        return _reduced(exp(target) * (target - x), reduction)
-    return _reduced(_xlogy(target, target) - target * x, reduction)
+    return _reduced(as_tensor(losses.kl_div(*_alike(x, target), "none", log_target)), reduction)
 
 
 # Of classes
