@@ -21,9 +21,10 @@ def _reduced(each: Tensor, reduction: int) -> Tensor:
     return {NONE: lambda x: x, MEAN: mean, SUM: sum}[reduction](each)
 
 
-def _alike(x: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+def _alike(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Of one shape: PyTorch broadcasts them here."""
-    return tuple(align("loss", x, target))
+    first, second = align("loss", x, target)
+    return first, second
 
 
 @aten("mse_loss")
