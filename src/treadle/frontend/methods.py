@@ -199,9 +199,7 @@ def _polygamma(self: Operand, n: int) -> Tensor:
 
 
 @takes_dim
-def _norm(
-    self: Operand, p: Any = 2.0, axis: Axes = None, keepdims: bool = False
-) -> Tensor:
+def _norm(self: Operand, p: Any = 2.0, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """`norm` with PyTorch's order of arguments."""
     return reductions.norm(self, axis, keepdims, p)
 

@@ -194,8 +194,8 @@ class Application:
         held: Reserved = request.state.held
         arrays = await self._arrays(served, kind, request)
         served.check(arrays)
-        inputs, outputs = array_bytes(served.inputs, False), array_bytes(served.outputs, True)
-        held.hold(served.name, inputs + outputs)
+        answering = array_bytes(served.outputs, is_json=wanted == JSON)
+        held.hold(served.name, array_bytes(served.inputs, is_json=False) + answering)
         found = await self.service.call(served, arrays)
         answer = await _aside(partial(encode, wanted, found), sum(a.nbytes for a in found.values()))
         held.hold(served.name, len(answer))

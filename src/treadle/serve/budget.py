@@ -34,7 +34,7 @@ class Reserved:
         values = {"bytes": nbytes, "most": budget.most}
         if nbytes > budget.most:
             cause = f"the request takes up to {nbytes} bytes of memory, of {budget.most}"
-            remedy = "Send less at a time, or arrays as safetensors."
+            remedy = "Send less at a time, or send and accept arrays as safetensors."
             raise RequestError(413, operation, cause, remedy, values)
         if budget.taken - self._held + nbytes > budget.most:
             cause = f"requests take {budget.taken} of {budget.most} bytes already"
