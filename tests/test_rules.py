@@ -444,6 +444,18 @@ CASES = {
         SCANNED,
         GPU,
     ),
+    **{
+        f"single_{word}": Case(
+            lambda x, op=op: getattr(x.reshape(2, 1, 3), op)(1),
+            [lambda x, op=op: getattr(x, op)(1)],
+        )
+        for word, op in (
+            ("sum", "sum"),
+            ("product", "prod"),
+            ("maximum", "max"),
+            ("minimum", "min"),
+        )
+    },
     "widened_float8": Case(
         lambda x: in_dtypes(x, dtypes.float8_e4m3, dtypes.float8_e5m2),
         [lambda x: in_dtypes(x, BF16, BF16)],

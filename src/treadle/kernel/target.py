@@ -342,6 +342,7 @@ class Launching:
     # Kernels that are compiled together. Parts are compiled at the same time; each takes 40 ms for
     # what all share, and 24 kernels took longer than 24 times one (NVRTC 13.4, BERT's step).
     part_kernels: int = 6
+    compilers: int = 4  # processes of the compiler that are begun before the first text: chosen
     part_text: int = 20_000  # characters: six merges of a sort have 75,000, and took 1.4 s for 0.3
     matmul_candidates: int = 32  # algorithms of cuBLASLt that are timed
     # Bytes: what NVIDIA recommends for chips of 9.0, and what PyTorch gives it there.
@@ -365,6 +366,7 @@ class Target:
     fuses_column_sums: bool = False  # sums of columns are made by the kernel that makes the rows
     chooses_layouts: bool = False  # axes may lie in memory in another order than they are counted
     rematerializes: bool = False  # arithmetic is nearly free: values are recomputed from any tensor
+    contracts: bool = False  # the compiler may round a product and a sum once, where it likes
     copies_operands: bool = True  # a matmul copies operands into panels, and may compute them there
     inlines_constants: bool = True  # a number is written into the code that reads it
     keeps_serial_apart: bool = False  # loops in order stay in kernels of their own
@@ -410,6 +412,7 @@ GPU = Target(
     fuses_column_sums=True,
     chooses_layouts=True,
     rematerializes=True,
+    contracts=True,
     copies_operands=False,
     inlines_constants=False,
     keeps_serial_apart=True,

@@ -21,6 +21,7 @@ from treadle.ir.ops.leaves import CONSTANT, IOTA, Constant, Leaf
 from treadle.kernel.contraction import CONVOLUTIONS, contraction_of
 from treadle.kernel.nodes import Kernel
 from treadle.kernel.target import CPU, Materialization, Target
+from treadle.schedule.compared import compared_values
 from treadle.schedule.homes import Readers, homes_of
 from treadle.schedule.inline import ELEMENTWISE, INLINE, is_apart, is_single, of_positions
 
@@ -47,6 +48,8 @@ class Materialized:
         decoded = _decoded(graph, target) if fuse else {}
         copied = decoded if target.copies_operands else ()
         self._wanted = {o.value for o in graph.outputs} | _read_often(graph, target, copied)
+        if target.contracts:
+            self._wanted |= compared_values(graph)
         self._unshared = _cheap_scalars(graph)
         self._unshared |= of_positions(graph) if target.materialization.masks_in_place else set()
         self._unshared.update(*decoded.values())

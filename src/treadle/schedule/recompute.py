@@ -21,6 +21,7 @@ from treadle.ir.ops import elementwise as e
 from treadle.ir.ops import linear
 from treadle.ir.ops.leaves import Constant, Leaf
 from treadle.kernel.target import Target
+from treadle.schedule.compared import compared_values
 from treadle.schedule.homes import homes_of
 from treadle.schedule.inline import ELEMENTWISE
 from treadle.schedule.keep import (
@@ -90,7 +91,7 @@ class _Peak:
         self.made = {
             found.sum for found in epilogues.values()
         }  # by a library, from what is not in memory
-        self.made |= {o.value for o in graph.outputs}
+        self.made |= {o.value for o in graph.outputs} | compared_values(graph)
         self.readers = readers = homes_of(graph, self.stored)
         last = {v: max(readers.get(v, {v.node})) for v in self.stored if v not in epilogues}
         change = np.zeros(len(graph.nodes) + 1, np.int64)

@@ -102,13 +102,18 @@ class Expressions(ABC):
             case Apply(op, operands):
                 inside = self.exceeds and op in SMOOTH
                 given = [
-                    self.value(o, inside or (exceeds and op == "where" and i > 0))
+                    # A cast rounds before arithmetic: it may be compared with what was rounded.
+                    self.value(
+                        o,
+                        (inside and not isinstance(o, Convert))
+                        or (exceeds and op == "where" and i > 0),
+                    )
                     for i, o in enumerate(operands)
                 ]
                 return self.applied(value, given, exceeds)
             case Convert(inner, dtype):
                 if exceeds and dtype.is_narrow and inner.dtype is dtypes.float32:
-                    return self.value(inner)
+                    return self.value(inner)  # whoever stores it rounds it
                 return self.scalars.convert(self.value(inner), inner.dtype, dtype)
             case Within(index, low, high):
                 at, (least, most) = self.tested(value), index.range

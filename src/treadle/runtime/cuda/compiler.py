@@ -1,13 +1,15 @@
-"""CUDA text to machine code, through NVRTC: no compiler is installed, no file is written."""
+"""CUDA text to machine code, through NVRTC in processes beside this one."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, overload
 
 from treadle.base.errors import DeviceError
 from treadle.runtime.cpu.processors import default_threads
+from treadle.runtime.cuda.compilers import compilers
 from treadle.runtime.cuda.device import INSTALL
 from treadle.runtime.cuda.once import once
 
@@ -63,24 +65,51 @@ class Compiling(Sequence[bytes]):
         return [part.result() for part in some] if isinstance(some, list) else some.result()
 
 
+# What is tried for a text at which the compiler itself crashes (NVRTC 13.5 does, at a cooperative
+# launch of three small kernels): it optimises less, and last not at all.
+LESSER: tuple[tuple[str, ...], ...] = ((), ("--Ofast-compile=min",), ("-G",))
+
+
 def compile_source(text: str, architecture: str, contracts: bool = True) -> bytes:
+    """The cubin of a text, from a process of the compiler's own."""
+    options = [f"-arch={architecture}", "-std=c++17", "-w"]
+    options += [] if contracts else ["-fmad=false"]
+    asked = compilers()
+    compiled = compiled_here if asked is None else asked.compiled
+    for more in LESSER:
+        found = compiled(text, [*options, *more])
+        if found is not None:
+            return _cubin(*found, architecture)
+    names = ", ".join(re.findall(r"__global__ void [^;{]*?(\w+)\(const", text))
+    raise DeviceError(
+        "cuda",
+        f"{compiler_version()} crashes when it compiles {names} for {architecture}",
+        'Install another version of nvidia-cuda-nvrtc, or use device="cpu".',
+    )
+
+
+def _cubin(result: int, found: bytes, architecture: str) -> bytes:
+    if result:
+        told = found.rstrip(b"\0").decode(errors="replace")
+        raise AssertionError(f"NVRTC refuses a kernel for {architecture}: {told[:2000]}")
+    return found
+
+
+def compiled_here(text: str, options: Sequence[str]) -> tuple[int, bytes]:
+    """NVRTC's result in this process, and the cubin or what it said."""
     nvrtc = _nvrtc()
     _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"treadle.cu", 0, [], [])
-    options = [f"-arch={architecture}".encode(), b"-std=c++17", b"-w"]
-    options += [] if contracts else [b"-fmad=false"]
-    code = nvrtc.nvrtcCompileProgram(program, len(options), options)[0]
-    if int(code):
-        _, size = nvrtc.nvrtcGetProgramLogSize(program)
-        log = bytearray(size)
-        nvrtc.nvrtcGetProgramLog(program, log)
-        nvrtc.nvrtcDestroyProgram(program)
-        told = bytes(log).rstrip(b"\0").decode(errors="replace")
-        raise AssertionError(f"NVRTC refuses a kernel for {architecture}: {told[:2000]}")
-    _, size = nvrtc.nvrtcGetCUBINSize(program)
-    cubin = bytearray(size)
-    nvrtc.nvrtcGetCUBIN(program, cubin)
+    given = [option.encode() for option in options]
+    result = int(nvrtc.nvrtcCompileProgram(program, len(given), given)[0])
+    size, get = (
+        (nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+        if result
+        else (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+    )
+    found = bytearray(size(program)[1])
+    get(program, found)
     nvrtc.nvrtcDestroyProgram(program)
-    return bytes(cubin)
+    return result, bytes(found)
 
 
 def is_cubin(code: bytes) -> bool:

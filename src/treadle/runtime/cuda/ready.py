@@ -11,9 +11,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from treadle.kernel.launch import MatmulCall, MatrixFacts
+from treadle.kernel.target import GPU
+from treadle.runtime.cpu.processors import default_threads
 from treadle.runtime.cuda import dnn_backend
 from treadle.runtime.cuda.blas import Matmul, blas_handle, noise, workspace
 from treadle.runtime.cuda.compiler import compile_source
+from treadle.runtime.cuda.compilers import compilers
 from treadle.runtime.cuda.conv import first_call, numbered_convolution
 from treadle.runtime.cuda.device import Block, device
 from treadle.runtime.cuda.dnn import has_dnn
@@ -49,6 +52,9 @@ def _begin(work: Callable[[], object]) -> None:
 
 
 def _compiler() -> None:
+    asked = compilers()
+    if asked is not None:
+        asked.begin(min(default_threads(), GPU.launching.compilers))
     compile_source(EMPTY, device().architecture)
 
 

@@ -351,7 +351,11 @@ def _is_computed(value: Value, computed: Collection[str]) -> bool:
 
 
 def unrounded_locals(body: Sequence[Statement]) -> frozenset[str]:
-    """Locals of narrow floats that only smooth arithmetic and stores use."""
+    """Locals of narrow floats that only smooth arithmetic and stores use.
+
+    Casts that arithmetic uses are rounded. Otherwise x minus the mean of a row of equal x would not
+    be 0 where the mean was rounded.
+    """
     every = list(walk(body))
     named = {s.local for s in every if isinstance(s, Let) and s.value.dtype.is_narrow}
     strict = changed_in(body)
@@ -359,7 +363,24 @@ def unrounded_locals(body: Sequence[Statement]) -> frozenset[str]:
         # Whether a local is unrounded is not known yet: what it is computed from must be for both.
         for value in values_of(s):
             strict |= _strict_in(value, isinstance(s, Store))
-    return frozenset(named - strict)
+    casts = {s.local for s in every if isinstance(s, Let) and _is_cast(s.value)}
+    return frozenset(named - strict - (casts & _computed_with(every)))
+
+
+def _is_cast(value: Value) -> bool:
+    """Whether a value is a cast to a narrow float, or a choice of one."""
+    match value:
+        case Apply("where", (_, a, b)):
+            return _is_cast(a) or _is_cast(b)
+        case _:
+            return isinstance(value, Convert) and value.dtype.is_narrow
+
+
+def _computed_with(statements: Sequence[Statement]) -> set[str]:
+    """Locals that are operands of arithmetic, which a choice is not."""
+    every = (v for s in statements for value in values_of(s) for v in subvalues(value))
+    computing = (v for v in every if isinstance(v, Apply) and v.op != "where")
+    return {part.name for v in computing for part in subvalues(v) if isinstance(part, Local)}
 
 
 def _strict_in(value: Value, may_exceed: bool) -> set[str]:
