@@ -37,6 +37,8 @@ def no_compiler() -> str | None:
 assert GPU.mapping is not None
 ALONE = replace(GPU, mapping=replace(GPU.mapping, is_cooperative=False))
 
+IN_ORDER = ALONE.in_order()  # and sums have one order
+
 needs_gpu = pytest.mark.skipif(why_not() is not None, reason=f"no GPU: {why_not()}")
 needs_compiler = pytest.mark.skipif(no_compiler() is not None, reason=f"{no_compiler()}")
 

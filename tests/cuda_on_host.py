@@ -57,6 +57,7 @@ static unsigned host_pair(float high, float low) {
   return ((unsigned)host_bf16(high) << 16) | host_bf16(low); }
 static unsigned short host_f16(float x) { return bits_of<unsigned short>((_Float16)x); }
 static float host_of_f16(unsigned short b) { return (float)bits_of<_Float16>(b); }
+template <class T> static T atomicAdd(T *p, T x) { T old = *p; *p = old + x; return old; }
 static float host_max(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
 static float host_min(float a, float b) { return a != a || b != b ? NAN : a < b ? a : b; }
 

@@ -158,9 +158,9 @@ HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "deep": (lambda d: b"[" * 10**6, "unreadable"),
     "deep and closed": (lambda d: b"[" * 5000 + b"]" * 5000, "unreadable"),
     "a pickle": (lambda d: b"\x80\x04cos\nsystem\n.", "unreadable"),
-    "twice": (lambda d: d.replace(b'"version":5', b'"version":5,"version":5'), "unreadable"),
-    "NaN": (lambda d: d.replace(b'"version":5', b'"version":NaN'), "unreadable"),
-    "digits": (lambda d: d.replace(b'"version":5', b'"version":5' + b"0" * 5000), "unreadable"),
+    "twice": (lambda d: d.replace(b'"version":6', b'"version":6,"version":6'), "unreadable"),
+    "NaN": (lambda d: d.replace(b'"version":6', b'"version":NaN'), "unreadable"),
+    "digits": (lambda d: d.replace(b'"version":6', b'"version":6' + b"0" * 5000), "unreadable"),
     "version": (lambda d: changed(d, lambda x: x.update(version=1)), "unreadable"),
     "format": (lambda d: changed(d, lambda x: x.update(format="x")), "unreadable"),
     "field": (lambda d: changed(d, lambda x: x.update(more=1)), "unreadable"),
@@ -406,7 +406,7 @@ def checker_modules() -> list[Path]:
     return sorted(CHECKER.glob("*.py"))
 
 
-LINES = 5287  # of the checker: 2,500 are the aim, so that this number grows for nothing but claims
+LINES = 5312  # of the checker: 2,500 are the aim, so that this number grows for nothing but claims
 
 
 def test_the_checker_does_not_grow() -> None:

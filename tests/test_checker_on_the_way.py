@@ -25,7 +25,7 @@ F = td.Spec((5, 700, 3))
 INTEGERS = td.Spec((3, 777), td.int32)
 
 
-SORTING = replace(GPU, rewriting=replace(GPU.rewriting, least_sorted=1))
+SORTING = replace(GPU.in_order(), rewriting=replace(GPU.rewriting, least_sorted=1))
 
 
 def scattered(x, index):

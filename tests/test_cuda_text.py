@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 import treadle as td
 from backend import assert_within, draw
-from cuda_backend import ALONE, JOINT, needs_compiler, ptx_of, scheduled
+from cuda_backend import ALONE, IN_ORDER, JOINT, needs_compiler, ptx_of, scheduled
 from cuda_on_host import no_host_compiler, run_on_host
 from test_backend_ops import shaped
 from test_backend_programs import SEEDS, SETTINGS
@@ -261,7 +261,7 @@ def test_scattered_sums(classes: int, count: int, width: int, where: str) -> Non
     graph, arrays = traced(scattered, TensorType((count, width), F32), TensorType((count,), I32))
     name = next(n for n, a in arrays.items() if a.dtype.kind == "i")
     arrays[name] = PLACES[where](np.random.default_rng(1), count, classes).astype(np.int32)
-    program = scheduled(graph)
+    program = scheduled(graph, target=IN_ORDER)
     assert any(isinstance(geometry_of(k).template, Scattered) for k in program.distinct())
     found = run_on_host(program, arrays)
     # In order, one after the other: the bits that one thread would give.
@@ -286,7 +286,7 @@ def test_rows_in_order_are_not_scattered() -> None:
         return [bind1(SCATTER_ADD, ScatterAdd(0, 64), x, td.arange(64)) * 2]
 
     graph, arrays = traced(scattered, TensorType((64, 96), BF16))
-    program = scheduled(graph)
+    program = scheduled(graph, target=IN_ORDER)
     assert not any(isinstance(geometry_of(k).template, Scattered) for k in program.distinct())
     assert_within(graph, arrays, interpreted(program, arrays))
 

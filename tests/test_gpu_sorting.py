@@ -68,7 +68,7 @@ def segments(x: Any, index: Any) -> list[Any]:
 @needs_host
 def test_sums_without_columns_are_shared() -> None:
     graph = td.trace(segments, TensorType((5000,), td.float32), TensorType((5000,), td.int32))
-    program = schedule(graph, target=GPU)
+    program = schedule(graph, target=GPU.in_order())
     scattered = [k for k in program.distinct() if isinstance(geometry_of(k).template, Scattered)]
     assert len(scattered) == 2
     rng = np.random.default_rng(0)
@@ -79,7 +79,9 @@ def test_sums_without_columns_are_shared() -> None:
         np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, atol=1e-4)
 
 
-SORTING = dataclasses.replace(GPU, rewriting=dataclasses.replace(GPU.rewriting, least_sorted=1))
+SORTING = dataclasses.replace(
+    GPU.in_order(), rewriting=dataclasses.replace(GPU.rewriting, least_sorted=1)
+)
 
 
 @pytest.mark.parametrize("dtype", [td.float32, td.bfloat16, td.int32], ids=str)

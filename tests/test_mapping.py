@@ -11,7 +11,7 @@ import pytest
 
 import treadle as td
 from backend import assert_within, draw
-from cuda_backend import ALONE, scheduled, with_matmuls
+from cuda_backend import ALONE, IN_ORDER, scheduled, with_matmuls
 from cuda_on_host import no_host_compiler, run_on_host
 from test_backend_ops import CASES, agreement, prepared
 from test_kernels import MEANINGS
@@ -97,6 +97,10 @@ def is_by_warps(kernel: Kernel) -> bool:
     return any(isinstance(s, For) and is_of_warps(s) for s in walk(kernel.body))
 
 
+def adds_together(kernel: Kernel) -> bool:
+    return any(isinstance(s, Update) and s.shared for s in walk(kernel.body))
+
+
 def is_template(kind: type) -> Callable[[Kernel], bool]:
     return lambda kernel: isinstance(geometry_of(kernel).template, kind)
 
@@ -109,14 +113,16 @@ MAPPED = {
     "rows": (rows, (16, 128), in_registers),
     "columns": (columns, (256, 64), is_columns),
     "contraction": (contraction, (24, 40), is_template(Tiled)),
-    "scatter": (scattered, (96, 64), is_template(Scattered)),
+    "scatter": (scattered, (96, 64), adds_together),
+    "scatter in order": (scattered, (96, 64), is_template(Scattered)),
 }
 
 
 def mapped(name: str) -> tuple[Program, list[Kernel]]:
     function, shape, wanted = MAPPED[name]
     types = [TensorType(shape, F32)] * 2
-    program = scheduled(td.trace(function, *types))
+    target = IN_ORDER if name.endswith("in order") else ALONE
+    program = scheduled(td.trace(function, *types), target=target)
     return program, [k for k in program.distinct() if wanted(k)]
 
 

@@ -155,7 +155,7 @@ FEW = replace(
     ),
 )
 LONG = replace(GPU, rewriting=replace(GPU.rewriting, least_arg=4))
-SORTING = replace(GPU, rewriting=replace(GPU.rewriting, least_sorted=1))
+SORTING = replace(GPU.in_order(), rewriting=replace(GPU.rewriting, least_sorted=1))
 
 
 def added_at(axis: int = 0, is_sorted: bool = False, size: int = 6) -> Callable[..., Any]:
@@ -324,6 +324,13 @@ CASES = {
         FIVE_TARGETS,
     ),
     "scatter_in_order": Case(scattered(2), [scattered(4)], target=GPU),
+    "scatter_to_table": Case(
+        added_at(1),
+        [added_at()],
+        [TensorType((4, 4), F32), TensorType((4,), I32)],
+        SORTING,
+        TARGETS,
+    ),
     "scatter_in_runs": Case(
         added_at(),
         [added_at(1), added_at(is_sorted=True)],

@@ -21,7 +21,7 @@ from treadle_checker.reading import NotEstablished, Rejected, Unreadable, need, 
 from treadle_checker.scopes import Scopes
 from treadle_checker.types import Graph, Value
 
-FORMAT, VERSION = "treadle certificate", 5
+FORMAT, VERSION = "treadle certificate", 6
 FIRST = "apply_precision"  # the stage that is given what was traced
 NOT_CLAIMED = (
     "rounding",

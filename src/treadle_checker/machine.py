@@ -22,7 +22,7 @@ from treadle_checker.budget import CALL
 from treadle_checker.field import Array, Element, Field, chosen, is_residue, numpy_of
 from treadle_checker.index import Index
 from treadle_checker.program import Assign, For, Kernel, Matmul, Statement, Store, Value
-from treadle_checker.races import conflicts, inside_grid, only_sums
+from treadle_checker.races import conflicts, inside_grid, only_sums, shared_sums
 from treadle_checker.reading import NotEstablished, Rejected
 
 Source = Callable[[Array], Element]  # elements by where they are
@@ -130,7 +130,7 @@ class Machine:
         self.own = {b.name for b in kernel.scratch}
         self.of_lanes = {b.name for b in kernel.scratch if b.lanes > 1}
         self.touched = Counter(a.buffer for a in accesses_in(kernel.body))
-        self.outer = _owners(kernel)
+        self.outer, self.summed = _owners(kernel), shared_sums(kernel)
         self.picked: dict[str, list[int]] = {}
         self.plans: dict[int, tuple[bool, Array]] = {}
         self.axes: list[int] = []  # of loops that run as arrays, the newest first
@@ -170,10 +170,16 @@ class Machine:
                 around, exempt = _around(self.kernel.body, s), self.of_lanes | _only_added(s)
                 is_axis = not conflicts(s, around, frozenset(exempt))
             every = np.arange(s.extent)
-            if s.role in ir.SIDE_BY_SIDE and self._is_alone(s):
+            if s.role in ir.SIDE_BY_SIDE and self._is_alone(s) and not self._meets(s):
                 every = self._picks(s, max(2, min(12, BUDGET // max(1, self.work(s.body)))))
             self.plans[id(s)] = is_axis, every
         return self.plans[id(s)]
+
+    def _meets(self, s: For) -> bool:
+        """Whether iterations may add to one element: then all of them are needed."""
+        return bool(self.summed) and bool(
+            conflicts(s, _around(self.kernel.body, s), self.of_lanes) & self.summed
+        )
 
     def _is_alone(self, s: For) -> bool:
         """Whether nothing outside an iteration touches what it changes."""

@@ -132,13 +132,20 @@ class Assign:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Store:
-    """Where the guard holds, if there is one; what `adds` is added to what is there."""
+    """Where the guard holds, if there is one; what "add"s is added to what is there.
+
+    Iterations that stand side by side may "add together" to one element, in any order.
+    """
 
     buffer: str
     index: At
     value: Scalar
     guard: Annotated[Value | None, maybe(_value)]
-    adds: bool
+    how: Annotated[str, among(["set", "add", "add together"])]
+
+    @property
+    def adds(self) -> bool:
+        return self.how != "set"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

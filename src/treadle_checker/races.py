@@ -8,6 +8,7 @@ one iteration.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -162,6 +163,15 @@ def check_races(kernel: Kernel) -> None:
         _Threads(kernel).check()
 
 
+def shared_sums(kernel: Kernel) -> frozenset[str]:
+    """Outputs that a kernel does nothing to but add, where iterations may meet."""
+    stores = [s for s in ir.walk(kernel.body) if isinstance(s, ir.Store)]
+    added = Counter(s.buffer for s in stores if s.how == "add together")
+    touched = Counter(a.buffer for a in accesses_in(kernel.body))
+    outputs = {b.name for b in kernel.buffers}
+    return frozenset(n for n, count in added.items() if touched[n] == count and n in outputs)
+
+
 def is_of_warps(loop: For) -> bool:
     """Whether each iteration of a shared-out loop is a warp's."""
     inner = (s for s in ir.walk(loop.body) if isinstance(s, For))
@@ -189,6 +199,7 @@ class _Races:
         self.kernel = kernel
         self.own = frozenset(b.name for b in kernel.scratch)
         self.lanes = frozenset(b.name for b in kernel.scratch if b.lanes > 1)
+        self.summed = shared_sums(kernel)
         self.lane_loops: dict[str, For] = {}
 
     def body(self, body: tuple[Statement, ...], loops: tuple[For, ...]) -> None:
@@ -201,7 +212,8 @@ class _Races:
 
     def loop(self, s: For, loops: tuple[For, ...]) -> None:
         is_shared = s.role in ir.SIDE_BY_SIDE
-        found = conflicts(s, loops, self.exempt(s)) if is_shared and s.extent > 1 else ()
+        exempt = self.exempt(s) | self.summed
+        found = conflicts(s, loops, exempt) if is_shared and s.extent > 1 else ()
         if found:
             raise Rejected(f"iterations of {s.var} may meet in {', '.join(sorted(found))}")
         if is_shared:

@@ -131,8 +131,8 @@ class _Machine:
             case Store(buffer, index, value, guard):
                 held = True if guard is None else self.value(guard)
                 self._store(buffer, self._number(index), self.value(value), held)
-            case Update(buffer, index, value):
-                self._update(buffer, self._number(index), self.value(value), value.dtype)
+            case Update(buffer, index, value, shared):
+                self._update(buffer, self._number(index), self.value(value), value.dtype, shared)
             case Barrier():
                 if self.sharing is not None:
                     self.sharing.barrier(self.threads)
@@ -301,9 +301,10 @@ class _Machine:
             if holds:
                 self.memory[buffer][cell] = new
 
-    def _update(self, buffer: str, at: Lanes, value: Lanes, dtype: DType) -> None:
+    def _update(self, buffer: str, at: Lanes, value: Lanes, dtype: DType, shared: bool) -> None:
         if self.sharing is not None:
-            self.sharing.writes(buffer, _numbers(at), self.threads.writer, self.lane)
+            note = self.sharing.adds if shared else self.sharing.writes
+            note(buffer, _numbers(at), self.threads.writer, self.lane)
         memory = self.memory[buffer]
         for cell, new, _ in self._one_by_one(buffer, at, value, True):
             memory[cell] = self._apply("add", (memory[cell], new), dtype)

@@ -285,14 +285,20 @@ class Store:
 @quick
 @dataclass(frozen=True, slots=True)
 class Update:
-    """buffer[index] ← buffer[index] + value: for sums whose indices are data."""
+    """buffer[index] ← buffer[index] + value: for sums whose indices are data.
+
+    A `shared` one may add to an element that other iterations of independent loops add to: each
+    addition is one step, and their order is open. Nothing else of the kernel touches the buffer.
+    """
 
     buffer: str
     index: Index
     value: Value
+    shared: bool = False
 
     def __str__(self) -> str:
-        return f"{self.buffer}[{self.index}] += {self.value}"
+        order = " in any order" if self.shared else ""
+        return f"{self.buffer}[{self.index}] += {self.value}{order}"
 
 
 @functools.lru_cache(maxsize=256)

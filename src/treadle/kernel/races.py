@@ -27,15 +27,20 @@ from treadle.kernel.index import (
     uses,
     variables_in,
 )
-from treadle.kernel.nodes import For, Let, Load, Position, Within
+from treadle.kernel.nodes import For, Let, Load, Position, Statement, Update, Within
 from treadle.kernel.traverse import loop_variables, subvalues, walk
 
 
-def conflicts_in(loop: For, exempt: Iterable[str] = ()) -> set[str]:
-    """Buffers in which two iterations of a loop may meet."""
+def conflicts_in(loop: For, exempt: Iterable[str] = (), with_sums: bool = False) -> set[str]:
+    """Buffers in which two iterations of a loop may meet; those of shared sums `with_sums` alone.
+
+    Iterations that do nothing but add to a buffer, each addition in one step, may meet in it.
+    """
     if loop.var.extent < 2:
         return set()
     written = written_in(loop.body) - set(exempt)
+    if not with_sums:
+        written -= shared_sums(loop.body)
     if not written:
         return written
     touched: dict[str, list[Index]] = {}
@@ -44,6 +49,15 @@ def conflicts_in(loop: For, exempt: Iterable[str] = ()) -> set[str]:
     has_data = any(data_locals(index) for name in written for index in touched[name])
     inside = _Inside.of(loop, has_data)
     return {n for n in written if not inside.keeps_apart(touched[n])}
+
+
+def shared_sums(body: Sequence[Statement]) -> set[str]:
+    """Buffers that some statements only add to, where additions may meet."""
+    updates = Counter(s.buffer for s in walk(body) if isinstance(s, Update) and s.shared)
+    if not updates:
+        return set()
+    touched = Counter(access.buffer for access in accesses(body, updates))
+    return {name for name, count in updates.items() if touched[name] == count}
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,13 @@ class Scatter:
         return math.prod(v.extent for v in self.updates)
 
 
+def guarded_sum(value: Value) -> tuple[Value | None, Value]:
+    """A condition without which nothing is added, if there is one, and what is added."""
+    if isinstance(value, Guarded) and isinstance(value.other, Literal) and value.other.value == 0:
+        return value.guard, value.value
+    return None, value
+
+
 def is_scatter(kernel: Kernel, mapping: Mapping | None) -> bool:
     """Whether blocks of a GPU can own rows of the sum, and it is worth it."""
     found = scatter_of(kernel)

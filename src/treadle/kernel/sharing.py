@@ -48,32 +48,41 @@ class Sharing:
     private: frozenset[str] = frozenset()  # rows of which every thread has its own elements
     written: dict[Element, Threads] = field(default_factory=dict)
     read: dict[Element, Threads] = field(default_factory=dict)
+    added: dict[Element, Threads] = field(default_factory=dict)  # in one step each
     owners: dict[Element, int] = field(default_factory=dict)
 
     def reads(self, buffer: str, elements: Iterable[int], by: Threads, lane: int) -> None:
         for element in self._shared(buffer, elements, lane):
-            writer = self.written.get(element)
-            if writer is not None and not writer.is_with(by):
-                raise self._meeting(element, "reads what another thread wrote")
+            for writer in (self.written.get(element), self.added.get(element)):
+                if writer is not None and not writer.is_with(by):
+                    raise self._meeting(element, "reads what another thread wrote")
             self.read[element] = by.and_(self.read.get(element, by))
 
     def writes(self, buffer: str, elements: Iterable[int], by: Threads, lane: int) -> None:
         for element in self._shared(buffer, elements, lane):
-            for other in (self.written.get(element), self.read.get(element)):
-                if other is not None and not other.is_with(by):
-                    raise self._meeting(element, "writes what another thread touched")
+            every = (noted.get(element) for noted in (self.written, self.read, self.added))
+            if any(other is not None and not other.is_with(by) for other in every):
+                raise self._meeting(element, "writes what another thread touched")
             self.written[element] = by
+
+    def adds(self, buffer: str, elements: Iterable[int], by: Threads, lane: int) -> None:
+        """Sums in one step each, which may meet one another."""
+        for element in self._shared(buffer, elements, lane):
+            every = (noted.get(element) for noted in (self.written, self.read))
+            if any(other is not None and not other.is_with(by) for other in every):
+                raise self._meeting(element, "adds to what another thread touched")
+            self.added[element] = by.and_(self.added.get(element, by))
 
     def barrier(self, of: Threads) -> None:
         """Some threads have waited for each other: what they alone touched is seen by all."""
-        for noted in (self.written, self.read):
+        for noted in (self.written, self.read, self.added):
             inside = [e for e, t in noted.items() if of.first <= t.first and t.end <= of.end]
             for element in inside:
                 del noted[element]
 
     def start(self) -> None:
         """Another iteration of the grid."""
-        for noted in (self.written, self.read):
+        for noted in (self.written, self.read, self.added):
             noted.clear()
         self.owners.clear()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from treadle.base.dtypes import DType, accumulator
 from treadle.kernel.costs import CPU_COSTS, GPU_COSTS, Costs
 from treadle.kernel.target_matmuls import MATMULS
 from treadle.kernel.target_matmuls import Matmuls as Matmuls
@@ -231,7 +232,9 @@ class Mapping:
     blocks: int = 128  # that run at a time
     fewest_blocks: int = 8  # that a contraction gets beside larger ones
     has_matmul: bool = True  # whether a library computes standalone matmuls
-    # Sums whose indices are data
+    # Sums whose indices are data. Numbers that threads add to memory in one step, in any order;
+    # none where the order is to be the same each time.
+    adds_together: frozenset[str] = frozenset(["float32", "float64", "int32", "uint32", "int64"])
     scatter_threads: int = 512
     scatter_rows: int = 32  # of the result, that a block owns at most
     scatter_bytes: int = 76 << 10  # of shared memory for them
@@ -400,6 +403,16 @@ class Target:
     tasks: Tasks = Tasks()
     arena: Arena = ARENA
     launching: Launching = Launching()
+
+    def adds_together(self, dtype: DType) -> bool:
+        """Whether threads add numbers to one element in one step, sums of a dtype being wider."""
+        return self.mapping is not None and accumulator(dtype).name in self.mapping.adds_together
+
+    def in_order(self) -> Target:
+        """The target with sums whose order is the same each time."""
+        if self.mapping is None:
+            return self
+        return replace(self, mapping=replace(self.mapping, adds_together=frozenset()))
 
 
 CPU = Target("cpu")

@@ -67,6 +67,7 @@ def target_of(limits: WebGpuLimits) -> Target:
         matrices=16 if limits.has_matrices and limits.subgroup else 0,
         packs_narrow=limits.has_f16,
         has_matmul=False,
+        adds_together=frozenset(),
         scatter_threads=threads,
         scatter_noted=32,
         is_cooperative=False,

@@ -293,7 +293,7 @@ class _Rewriter:
             return Set(self.local(s.local), self.value(s.value))
         if isinstance(s, Update):
             at = self.index(s.buffer, s.index)
-            return Update(self.buffer(s.buffer), at, self.value(s.value))
+            return Update(self.buffer(s.buffer), at, self.value(s.value), s.shared)
         if isinstance(s, Matmul):
             target, left, right = map(self.matrix, s.matrices)
             bias = None if s.bias is None else self.buffer(s.bias)

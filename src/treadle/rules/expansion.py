@@ -17,6 +17,7 @@ from treadle.kernel.target import CPU, Target
 from treadle.rules.arguments import ARGMAX_OF_MANY, ARGMIN_OF_MANY
 from treadle.rules.driver import Keeps, rewrite
 from treadle.rules.few_rows import SCATTER_TO_FEW
+from treadle.rules.flat_scatter import SCATTER_TO_TABLE
 from treadle.rules.float8 import WIDENED_FLOAT8
 from treadle.rules.padded_heads import PADDED_HEADS
 from treadle.rules.pattern import Anything, Composite, X, apply
@@ -45,12 +46,15 @@ SCATTER_IN_ORDER = Rule(
 
 
 def is_scatter_of_many(match: Match) -> bool:
-    """rows are added along the first axis, so many that sorting them costs less than looking"""
+    """rows are added along the first axis in a fixed order, so many that sorting them costs less
+    than looking"""
     attributes, indices = match.root.attributes, match.type_of("indices")
     assert isinstance(attributes, ScatterAdd)
     is_first_axis = attributes.axis == 0 and attributes.batch == 0 and indices.rank == 1
     is_sorted = match.node("indices").op is SORT
     least = match.target.rewriting.least_sorted
+    if match.target.adds_together(match.type.dtype):
+        return False
     return is_first_axis and not is_sorted and indices.size * attributes.size >= least > 0
 
 
@@ -153,6 +157,7 @@ EXPANSION = RuleSet(
     (
         SCATTER_IN_ORDER,
         SCATTER_TO_FEW,
+        SCATTER_TO_TABLE,
         SCATTER_IN_RUNS,
         ARGMAX_OF_MANY,
         ARGMIN_OF_MANY,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from treadle.base import dtypes
 from treadle.base.dtypes import accumulator
@@ -227,11 +228,16 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     held = Guarded(inside, element, Literal(0, wide), wide)
     chosen_at = data("at", attributes.size)
     target = lowering.address(value, [*own[:axis], chosen_at, *own[axis + chosen :]])
-    body: list[Statement] = [
-        *reader.lets,
-        Let("at", Convert(index, dtypes.int64)),
-        Update(sums.name, target, held),
-    ]
+    update = Update(sums.name, target, held)
+    body: list[Statement] = [*reader.lets, Let("at", Convert(index, dtypes.int64)), update]
+    if lowering.target.adds_together(result.dtype):
+        together = replace(update, shared=True)
+        loops = lowering.in_memory_order(node.operands[0], every)
+        found = [_cleared(lowering, position, sums)]
+        if attributes.size and updates.size:
+            added = parallel(loops, [*body[:-1], together])
+            found.append(lowering.kernel(position, reader, [], added, "", (sums,)))
+        return [*found, _rounded(lowering, position, sums)] if is_rounded else found
     free = [*every[:axis], *every[axis + chosen :]]
     added = in_order(every[axis : axis + chosen], body)
     if lowering.target.is_spmd and attributes.size > 1:
@@ -243,12 +249,17 @@ def _scatter_add(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         if is_scatter(kernel, lowering.target.mapping):
             return [kernel, _rounded(lowering, position, sums)] if is_rounded else [kernel]
     scattered = parallel(free, added)
-    axes = axis_vars("i", result.shape)
-    fill = parallel(axes, [Store(sums.name, flat_index(axes), Literal(0, wide))])
-    found = [lowering.kernel(position, lowering.reader(), [], fill, "_zero", (sums,))]
+    found = [_cleared(lowering, position, sums)]
     if attributes.size:
         found.append(lowering.kernel(position, reader, [], scattered, "", (sums,)))
     return [*found, _rounded(lowering, position, sums)] if is_rounded else found
+
+
+def _cleared(lowering: Lowering, position: int, sums: Buffer) -> Kernel:
+    """Zeros, to which others add."""
+    axes = axis_vars("i", lowering.graph.nodes[position].types[0].shape)
+    fill = parallel(axes, [Store(sums.name, flat_index(axes), Literal(0, sums.dtype))])
+    return lowering.kernel(position, lowering.reader(), [], fill, "_zero", (sums,))
 
 
 def _rounded(lowering: Lowering, position: int, sums: Buffer) -> Kernel:

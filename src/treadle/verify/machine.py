@@ -49,7 +49,7 @@ from treadle.kernel.nodes import (
     Value,
     Within,
 )
-from treadle.kernel.races import conflicts_in
+from treadle.kernel.races import conflicts_in, shared_sums
 from treadle.kernel.traverse import values_of, walk
 from treadle.verify.extended import Extended, ExtendedField, chosen, is_residue
 from treadle.verify.indices import Numbers, evaluate_index
@@ -259,6 +259,8 @@ class Machine:
             return False
         if changed_in(s.body) - names_in(s.body):
             return False
+        if conflicts_in(s, (), with_sums=True) & shared_sums(s.body):
+            return False  # every iteration may add to every element
         inside = Counter(a.buffer for a in accesses(s.body))
         written = {a.buffer for a in accesses(s.body) if a.writes}
         return all(self.touched[b] == inside[b] for b in written)

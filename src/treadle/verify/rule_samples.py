@@ -62,7 +62,7 @@ def given(graph: Graph, most: int) -> Mapping[str, object]:
 
 
 def _all_sizes(**limits: Any) -> Target:
-    return replace(GPU, rewriting=replace(GPU.rewriting, **limits))
+    return replace(GPU.in_order(), rewriting=replace(GPU.rewriting, **limits))
 
 
 _HEADS = _all_sizes(least_classes=1, least_head_logits=1)
@@ -150,6 +150,11 @@ SAMPLES: dict[str, RuleSample] = {
     "scatter_in_order": RuleSample(_scattered(None), _matrix),
     "scatter_to_few": RuleSample(
         _scattered(3), _rows_at, _FEW, sizes=((2, 3, 3), (3, 3, 1), (4, 3, 2))
+    ),
+    "scatter_to_table": RuleSample(
+        lambda x, index: bind1(SCATTER_ADD, ScatterAdd(1, 5), x, index),
+        lambda n, m, k: (TensorType((n, 4, m, k)), TensorType((4, m), int32)),
+        _SORTING,
     ),
     "scatter_in_runs": RuleSample(_scattered(6), _rows_at, _SORTING, has_symbols=False),
     "argmax_of_many": RuleSample(lambda x: argmax(x, 1), _matrix, _LONG),

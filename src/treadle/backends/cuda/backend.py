@@ -84,7 +84,7 @@ class CudaToolchain:
             mapping=mapping,
             matmuls=matmuls,
         )
-        return with_choices(found, self.chosen)
+        return with_choices(found.in_order() if self.is_deterministic else found, self.chosen)
 
     @property
     def machine(self) -> str:

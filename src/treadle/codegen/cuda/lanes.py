@@ -40,6 +40,7 @@ from treadle.kernel.nodes import (
     Within,
 )
 from treadle.kernel.packs import is_pack
+from treadle.kernel.scatter import guarded_sum
 from treadle.kernel.traverse import subvalues, under_guards
 
 
@@ -320,6 +321,26 @@ class Lanes(Expressions):
             at = self._in_memory(buffer, index)
             found = scalars.apply("add", [f"get({at})", self.value(value)], dtype, dtype)
             return f"put({at}, ({scalars.register(dtype)})({found}));"
+
+        if self.lane is None:
+            self.add(line())
+        else:
+            self.each(line, value)
+
+    def add_together(self, buffer: str, index: Index, value: Value) -> None:
+        """A sum in memory that other threads add to: a step for each element, or for a pack."""
+        guard, added = guarded_sum(value)
+        is_pack = self.types[buffer] is dtypes.float32 and self.is_pack(index)
+        if self.lane is not None and is_pack and (guard is None or not self.differs(guard)):
+            with nullcontext() if guard is None else self.block(f"if ({self.value(guard)})"):
+                found = self.array(added)
+                self.add(f"add_pack<{self.width}>({self._address(buffer, index)}, {found});")
+            return
+
+        def line() -> str:
+            held = "" if guard is None else f"if ({self.value(guard)}) "
+            at, type_ = self._address(buffer, index), scalars.register(self.types[buffer])
+            return f"{held}add_to({at}, ({type_})({self.value(added)}));"
 
         if self.lane is None:
             self.add(line())

@@ -204,6 +204,27 @@ template <class T> DEV T shuffled(T x, int m) { return (T)__shfl_xor_sync(0xffff
 DEV f32 shuffled(f32 x, int m) { return __shfl_xor_sync(0xffffffffu, x, m); }
 DEV f64 shuffled(f64 x, int m) { return __shfl_xor_sync(0xffffffffu, x, m); }
 DEV i64 shuffled(i64 x, int m) { return __shfl_xor_sync(0xffffffffu, x, m); }
+// Sums that other threads add to, in any order; packs in one step where the chip has it.
+DEV void add_to(f32 *p, f32 x) { atomicAdd(p, x); }
+DEV void add_to(f64 *p, f64 x) { atomicAdd(p, x); }
+DEV void add_to(i32 *p, i32 x) { atomicAdd(p, x); }
+DEV void add_to(u32 *p, u32 x) { atomicAdd(p, x); }
+DEV void add_to(i64 *p, i64 x) { atomicAdd((u64 *)p, (u64)x); }
+template <int V> DEV void add_pack(f32 *p, const f32 (&x)[V]) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (V == 2) {
+    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};"
+      :: "l"(p), "f"(x[0]), "f"(x[1]) : "memory");
+  } else if constexpr (V % 4 == 0) {
+#pragma unroll
+    for (int u = 0; u < V; u += 4)
+      asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+        :: "l"(p + u), "f"(x[u]), "f"(x[u + 1]), "f"(x[u + 2]), "f"(x[u + 3]) : "memory");
+  } else
+#endif
+  {
+#pragma unroll
+    for (int u = 0; u < V; ++u) add_to(p + u, x[u]); } }
 struct Add {
   template <class T> static __device__ __forceinline__ T of(T a, T b) { return a + b; } };
 struct Mul {

@@ -358,7 +358,10 @@ class Writer(Lanes):
 
     def updated(self, s: Update, is_group: bool) -> None:
         with self._first(is_group):
-            self.update(s.buffer, s.index, s.value)
+            if s.shared:
+                self.add_together(s.buffer, s.index, s.value)
+            else:
+                self.update(s.buffer, s.index, s.value)
 
     def _first(self, is_group: bool) -> AbstractContextManager[None]:
         return self.block(f"if ({self.tid} == 0)") if is_group else nullcontext()

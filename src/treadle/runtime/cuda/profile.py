@@ -90,11 +90,12 @@ def timed_launches(runner: Runner, table: Sequence[int]) -> list[Timing]:
     return [Timing(tuple(calls[key].items()), taken, key[1]) for key, taken in best.items()]
 
 
-def timed_runs(runner: Runner, table: Sequence[int], least: float) -> float:
-    """What a run takes as one graph, the mean of as many as take some time."""
+def timed_runs(runner: Runner, table: Sequence[int], least: float, together: int = 1) -> float:
+    """What a run takes, so many `together` one graph: the mean of as many as take some time."""
 
     def enqueue(stream: Any) -> None:
-        runner.enqueue(table, stream)
+        for _ in range(together):
+            runner.enqueue(table, stream)
 
     here, graph = device(), runner.code.captured(enqueue)
     start, end, count = Event(timed=True), Event(timed=True), 1
@@ -107,7 +108,7 @@ def timed_runs(runner: Runner, table: Sequence[int], least: float) -> float:
             end.wait()
             taken = end.milliseconds_since(start) / 1e3
             if taken >= least:
-                return taken / count
+                return taken / (count * together)
             count *= 4
     finally:
         runner.code.drop(graph)

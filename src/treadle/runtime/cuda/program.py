@@ -287,12 +287,15 @@ class CudaProgram:
             self._device.enter()
             yield
 
-    def seconds(self, values: Mapping[str, np.ndarray], least: float) -> float:
-        """What a run takes on the device, the mean of as many as take some time."""
+    def seconds(self, values: Mapping[str, np.ndarray], least: float, together: int = 1) -> float:
+        """What a run takes on the device, the mean of as many as take some time.
+
+        `together` of them are one graph, so that launching graphs does not count.
+        """
         with self._lock:
             self._device.enter()
             blocks, room = self._copies(values), self._arena.block()
-            return timed_runs(self._runner, self._table_of(blocks, room), least)
+            return timed_runs(self._runner, self._table_of(blocks, room), least, together)
 
     def profile(self, values: Mapping[str, np.ndarray]) -> list[Timing]:
         """What each kernel takes in a run, by events between launches; the values stay."""

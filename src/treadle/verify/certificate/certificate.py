@@ -21,7 +21,7 @@ from treadle.verify.certificate.signing import signed
 from treadle.verify.certificate.stored import unpacked
 from treadle.verify.certificate.used import rules_used
 
-FORMAT, VERSION = "treadle certificate", 5
+FORMAT, VERSION = "treadle certificate", 6
 # What no certificate says anything of.
 NOT_CLAIMED = (
     "rounding: numbers are exact elements of a field, or reals",

@@ -246,9 +246,10 @@ def _statement(s: Statement) -> list[object]:
             return ["assign", op, local, _value(value)]
         case Store(buffer, index, value, guard):
             held = None if guard is None else _value(guard)
-            return ["store", buffer, _index(index), _value(value), held, False]
-        case Update(buffer, index, value):
-            return ["store", buffer, _index(index), _value(value), None, True]
+            return ["store", buffer, _index(index), _value(value), held, "set"]
+        case Update(buffer, index, value, shared):
+            how = "add together" if shared else "add"
+            return ["store", buffer, _index(index), _value(value), None, how]
         case Barrier(scope):
             return ["barrier", scope.value]
         case Matmul(target, left, right, adds, bias, scales):
