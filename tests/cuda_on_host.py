@@ -81,6 +81,8 @@ template <class T> static T exchanged(T x, int from) {
 template <class T> static T __shfl_xor_sync(unsigned, T x, int m) { return exchanged(x, me ^ m); }
 template <class T> static T __shfl_up_sync(unsigned, T x, int m) {
   return exchanged(x, (me & 31) >= m ? me - m : me); }
+template <class T> static T __shfl_sync(unsigned, T x, int m) {
+  return exchanged(x, (me & ~31) + m); }
 static unsigned __ballot_sync(unsigned, int own) {
   flag[me] = own; wait_as(WARP_WAITS);
   unsigned found = 0; int first = me & ~31;

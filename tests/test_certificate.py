@@ -406,7 +406,7 @@ def checker_modules() -> list[Path]:
     return sorted(CHECKER.glob("*.py"))
 
 
-LINES = 5312  # of the checker: 2,500 are the aim, so that this number grows for nothing but claims
+LINES = 5335  # of the checker: 2,500 are the aim, so that this number grows for nothing but claims
 
 
 def test_the_checker_does_not_grow() -> None:

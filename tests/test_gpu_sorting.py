@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import treadle as td
+from cuda_backend import ALONE
 from cuda_on_host import no_host_compiler, run_on_host
 from test_kernels import run as interpreted
 from treadle.base.dtypes import DType
@@ -18,11 +19,14 @@ from treadle.ir.types import TensorType
 from treadle.kernel.geometry import Scattered
 from treadle.kernel.mapped import geometry_of
 from treadle.kernel.nodes import For, Role
-from treadle.kernel.target import GPU
+from treadle.kernel.target import GPU, Target
+from treadle.kernel.target_webgpu import BASE, target_of
 from treadle.kernel.traverse import walk
 from treadle.schedule.schedule import schedule
 
-MERGING = dataclasses.replace(GPU, reductions=dataclasses.replace(GPU.reductions, counted=2))
+assert GPU.mapping is not None
+GROUPED = dataclasses.replace(GPU, reductions=dataclasses.replace(GPU.reductions, counted=2))
+MERGING = dataclasses.replace(GROUPED, mapping=dataclasses.replace(GPU.mapping, sorted_row=0))
 needs_host = pytest.mark.skipif(no_host_compiler() is not None, reason=f"{no_host_compiler()}")
 SHAPES = [((3,), 0), ((8,), 0), ((70,), 0), ((3, 37), 1), ((33, 2), 0), ((2, 9, 3), 1)]
 
@@ -45,9 +49,10 @@ def test_threads_merge_runs(shape: tuple[int, ...], axis: int, dtype: DType, nam
     if dtype.is_float:
         given.flat[2] = np.nan
     arrays = dict.fromkeys(graph.leaves, given)
-    found = interpreted(schedule(graph, target=MERGING), arrays)
-    for ours, theirs in zip(found, evaluate_float64(graph, arrays), strict=True):
-        np.testing.assert_array_equal(np.asarray(ours, np.float64), theirs)
+    for target in (MERGING, GROUPED):
+        found = interpreted(schedule(graph, target=target), arrays)
+        for ours, theirs in zip(found, evaluate_float64(graph, arrays), strict=True):
+            np.testing.assert_array_equal(np.asarray(ours, np.float64), theirs)
 
 
 def test_no_thread_sorts_alone() -> None:
@@ -123,3 +128,41 @@ def test_rows_that_are_taken_again_are_not_stored() -> None:
     program = schedule(td.trace(messages, *types), target=GPU)
     assert max(b.size for b in program.buffers if b.dtype.is_float) == 6000
     assert {b.size for b in program.buffers if b.dtype.is_float} == {480, 6000}
+
+
+LINES = {
+    "last": ((5, 70), 1),
+    "middle": ((3, 33, 2), 1),
+    "first": ((50, 3), 0),
+    "one line": ((129,), 0),
+    "powers": ((2, 64), 1),
+}
+
+
+@pytest.mark.parametrize("target", [GPU, ALONE, target_of(BASE)], ids=["small", "alone", "webgpu"])
+@pytest.mark.parametrize("name", LINES)
+def test_short_lines_are_sorted_in_a_group(name: str, target: Target) -> None:
+    """One kernel for all lines, whose merges stay in the group's own memory."""
+    shape, axis = LINES[name]
+    rng = np.random.default_rng(0)
+    x = rng.integers(-5, 5, shape).astype(np.float32)
+    x.reshape(-1)[::17] = np.nan
+    for descending in (False, True):
+        graph = td.trace(lambda x: td.sort(x, axis, descending=descending), TensorType(shape))  # noqa: B023
+        program = schedule(graph, target=target)
+        assert len(program.distinct()) == 1
+        found = interpreted(program, {"x": x})
+        for ours, theirs in zip(found, evaluate_float64(graph, {"x": x}), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+@needs_host
+@pytest.mark.parametrize("name", LINES)
+def test_short_lines_on_threads(name: str) -> None:
+    shape, axis = LINES[name]
+    x = np.random.default_rng(0).integers(-5, 5, shape).astype(np.float32)
+    graph = td.trace(lambda x: td.topk(x, 4, axis), TensorType(shape))
+    for target in (GPU, ALONE):
+        found = run_on_host(schedule(graph, target=target), {"x": x})
+        for ours, theirs in zip(found, evaluate_float64(graph, {"x": x}), strict=True):
+            np.testing.assert_array_equal(ours, theirs)

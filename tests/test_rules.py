@@ -155,6 +155,9 @@ FEW = replace(
     ),
 )
 LONG = replace(GPU, rewriting=replace(GPU.rewriting, least_arg=4))
+BLOCKED = replace(
+    GPU, rewriting=replace(GPU.rewriting, scan_parts=16, least_scan_block=4, scanned_row=0)
+)
 SORTING = replace(GPU.in_order(), rewriting=replace(GPU.rewriting, least_sorted=1))
 
 
@@ -337,6 +340,12 @@ CASES = {
         [TensorType((4, 4), F32), TensorType((4,), I32)],
         SORTING,
         TARGETS,
+    ),
+    "running_sum_by_blocks": Case(
+        lambda x: td.cumsum(x, 0),
+        [lambda x: td.cumsum(x, 1), lambda x: td.cumsum(x[:7], 0)],
+        [TensorType((21, 4), F32)],
+        BLOCKED,
     ),
     "argmax_of_many": Case(
         lambda x: td.argmax(x, 1),

@@ -37,10 +37,11 @@ class CompileOptions:
     save memory. `memory_budget` is the most that a training step may take, as `peak_bytes` of its
     report says, in bytes or as text ("2GiB"), or the fraction that is left of its arena, of what is
     temporary; kernels run a second time for it. `deterministic=True`
-    gives the same bits in every run on a GPU too, where the fastest gradients of attention and
-    convolutions may not; a CPU always does. `check_indices` looks at integers of the batch that are
-    used as indices, before anything runs: one that is out of range is an error. `debug=True` makes
-    it one for indices that are computed, too, which are held inside their axis otherwise.
+    gives the same bits in every run on a GPU too, where scatters and the fastest gradients of
+    attention and convolutions may not; a CPU always does. `check_indices` looks at integers of
+    the batch that are used as indices, before anything runs: one that is out of range is an
+    error. `debug=True` makes it one for indices that are computed, too, which are held inside
+    their axis otherwise.
     `search="measured"` times whole programs with other sizes of blocks, other fusion and other
     choices between storing and recomputing, for at most `seconds` a program; the fastest is kept on
     disk for this graph on this machine. `numerics="strict"` computes what is written and nothing

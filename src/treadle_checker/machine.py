@@ -130,7 +130,7 @@ class Machine:
         self.own = {b.name for b in kernel.scratch}
         self.of_lanes = {b.name for b in kernel.scratch if b.lanes > 1}
         self.touched = Counter(a.buffer for a in accesses_in(kernel.body))
-        self.outer, self.summed = _owners(kernel), shared_sums(kernel)
+        self.outer = _owners(kernel)
         self.picked: dict[str, list[int]] = {}
         self.plans: dict[int, tuple[bool, Array]] = {}
         self.axes: list[int] = []  # of loops that run as arrays, the newest first
@@ -170,6 +170,7 @@ class Machine:
                 around, exempt = _around(self.kernel.body, s), self.of_lanes | _only_added(s)
                 is_axis = not conflicts(s, around, frozenset(exempt))
             every = np.arange(s.extent)
+            is_axis = is_axis and not any(isinstance(x, Assign) and x.scanned for x in s.body)
             if s.role in ir.SIDE_BY_SIDE and self._is_alone(s) and not self._meets(s):
                 every = self._picks(s, max(2, min(12, BUDGET // max(1, self.work(s.body)))))
             self.plans[id(s)] = is_axis, every
@@ -177,9 +178,9 @@ class Machine:
 
     def _meets(self, s: For) -> bool:
         """Whether iterations may add to one element: then all of them are needed."""
-        return bool(self.summed) and bool(
-            conflicts(s, _around(self.kernel.body, s), self.of_lanes) & self.summed
-        )
+        summed = shared_sums(s.body)
+        lanes = frozenset(self.of_lanes)
+        return bool(summed and conflicts(s, _around(self.kernel.body, s), lanes) & summed)
 
     def _is_alone(self, s: For) -> bool:
         """Whether nothing outside an iteration touches what it changes."""
@@ -229,17 +230,17 @@ class Machine:
         old, depth = self.locals[s.local]
         value, dtype, new = self.value(s.value), s.value.dtype, len(self.axes) - depth
         if not new:
-            both = self._held(self.field.combined(s.kind, old, value, dtype), old)
+            both = self._held(self.field.combined(s.op, old, value, dtype), old)
             self.locals[s.local] = both, depth
             return
         shape = tuple(self.axes)
         if self.mask is not None:
             mask = np.broadcast_to(self.mask, shape)
-            value = chosen(mask, value.spread(shape), self.field.nothing(s.kind, dtype))
+            value = chosen(mask, value.spread(shape), self.field.nothing(s.op, dtype))
         flat = (-1, *shape[new:])
         value = value.spread(shape).map(lambda a: a.reshape(flat))
-        value = self.field.reduced(s.kind, value, dtype)
-        self.locals[s.local] = self.field.combined(s.kind, old, value, dtype), depth
+        value = self.field.reduced(s.op, value, dtype)
+        self.locals[s.local] = self.field.combined(s.op, old, value, dtype), depth
 
     def loop(self, s: For) -> None:
         is_axis, every = self.plan(s)

@@ -123,11 +123,20 @@ class For:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assign:
-    """A local is named ("let"), changed ("set") or accumulated into by an op."""
+    """A local is named ("let"), changed ("set") or accumulated into by an op; "so far" where
+    iterations read what those up to them gave."""
 
-    kind: Annotated[str, among(["let", "set", *SUMS])]
+    kind: Annotated[str, among(["let", "set", *SUMS, *(f"{op} so far" for op in SUMS)])]
     local: str
     value: Scalar
+
+    @property
+    def op(self) -> str:
+        return self.kind.split()[0]
+
+    @property
+    def scanned(self) -> bool:
+        return self.kind != self.op
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -163,13 +163,12 @@ def check_races(kernel: Kernel) -> None:
         _Threads(kernel).check()
 
 
-def shared_sums(kernel: Kernel) -> frozenset[str]:
-    """Outputs that a kernel does nothing to but add, where iterations may meet."""
-    stores = [s for s in ir.walk(kernel.body) if isinstance(s, ir.Store)]
+def shared_sums(body: tuple[Statement, ...]) -> frozenset[str]:
+    """Buffers that statements do nothing to but add, where iterations may meet."""
+    stores = [s for s in ir.walk(body) if isinstance(s, ir.Store)]
     added = Counter(s.buffer for s in stores if s.how == "add together")
-    touched = Counter(a.buffer for a in accesses_in(kernel.body))
-    outputs = {b.name for b in kernel.buffers}
-    return frozenset(n for n, count in added.items() if touched[n] == count and n in outputs)
+    touched = Counter(a.buffer for a in accesses_in(body)) if added else added
+    return frozenset(name for name, count in added.items() if touched[name] == count)
 
 
 def is_of_warps(loop: For) -> bool:
@@ -199,7 +198,6 @@ class _Races:
         self.kernel = kernel
         self.own = frozenset(b.name for b in kernel.scratch)
         self.lanes = frozenset(b.name for b in kernel.scratch if b.lanes > 1)
-        self.summed = shared_sums(kernel)
         self.lane_loops: dict[str, For] = {}
 
     def body(self, body: tuple[Statement, ...], loops: tuple[For, ...]) -> None:
@@ -212,7 +210,7 @@ class _Races:
 
     def loop(self, s: For, loops: tuple[For, ...]) -> None:
         is_shared = s.role in ir.SIDE_BY_SIDE
-        exempt = self.exempt(s) | self.summed
+        exempt = self.exempt(s) | shared_sums(s.body)
         found = conflicts(s, loops, exempt) if is_shared and s.extent > 1 else ()
         if found:
             raise Rejected(f"iterations of {s.var} may meet in {', '.join(sorted(found))}")
@@ -240,9 +238,24 @@ class _Races:
     def locals(self, loop: For) -> None:
         """What iterations accumulate outside of them has one op, and none reads or sets it."""
         changed = ir.assigned_in(loop)[1]
+        if any(s.scanned for s in changed):
+            self.scan(loop, changed)
+            return
         if changed and (loop.role in ("parallel", "grid") or not only_sums(loop)):
             names = sorted({s.local for s in changed})
             raise Rejected(f"iterations of {loop.var} set or read {names}, which is one for all")
+
+    def scan(self, loop: For, changed: list[Assign]) -> None:
+        """Threads share a loop whose iterations go on with what those before them gave: each local
+        is scanned once, and read behind that."""
+        names, read = [s.local for s in changed], set[str]()
+        is_plain = all(isinstance(s, (Assign, ir.Store)) for s in loop.body)
+        is_plain = is_plain and loop.role in ir.SHARED_OUT and all(s.scanned for s in changed)
+        for s in loop.body if is_plain else ():
+            read |= _locals_read(s)
+            is_plain = is_plain and not (isinstance(s, Assign) and s.scanned and s.local in read)
+        if not is_plain or len(set(names)) < len(names):
+            raise Rejected(f"iterations of {loop.var} do not scan {sorted(set(names))} in order")
 
     def lockstep(self, loop: For) -> None:
         """Lanes make the same statements at the same time."""

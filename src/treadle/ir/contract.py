@@ -11,6 +11,7 @@ class Determinism(Enum):
 
     EVERYWHERE = "the same bits on every backend"
     PER_BACKEND = "the same bits on one backend, for any number of threads"
+    IN_ORDER = "the same bits on one backend; on CUDA with deterministic=True"
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,7 @@ class _Machine:
         self.sharing = Sharing(kernel.name, self.rows) if share > 1 else None
         self.variables: dict[str, Any] = {}  # numbers, or lanes
         self.locals: dict[str, Lanes] = {}
+        self.scanning: set[str] = set()  # locals that lanes of a shared loop scan
 
     def run(self, statement: Statement) -> None:
         match statement:
@@ -126,8 +127,11 @@ class _Machine:
             case Let(local, value) | Set(local, value):
                 self.locals[local] = self.value(value)
             case Accumulate(local, op, value):
-                old = self.locals[local]
-                self.locals[local] = self._apply(op, (old, self.value(value)), value.dtype)
+                if local in self.scanning and self.lanes.ndim:
+                    self.locals[local] = self._so_far(statement)
+                else:
+                    old = self.locals[local]
+                    self.locals[local] = self._apply(op, (old, self.value(value)), value.dtype)
             case Store(buffer, index, value, guard):
                 held = True if guard is None else self.value(guard)
                 self._store(buffer, self._number(index), self.value(value), held)
@@ -189,6 +193,9 @@ class _Machine:
         lanes, width = nest.lanes, width_of(loop.role, self.geometry)
         packs = nest.count // lanes
         before, group = {n: self.locals[n] for n in sums}, self.threads
+        if any(s.scanned for s in sums.values()):
+            self._scanned(nest, sums, width)
+            return
         parts: dict[str, list[Lanes]] = {n: [] for n in sums}
         for thread in reversed(range(min(width, packs))):
             every = max(1, group.count - width + 1)  # warps that all do the same
@@ -206,6 +213,29 @@ class _Machine:
         for name, s in sums.items():
             own = [before[name], self._combined(parts[name], s)] if parts[name] else [before[name]]
             self.locals[name] = self._in_order(own, s)
+
+    def _scanned(self, nest: Nest, sums: Mapping[str, Accumulate], width: int) -> None:
+        """Iterations in order, each a thread's: what they scan goes from one to the next."""
+        group, before = self.threads, self.scanning
+        self.scanning = before | sums.keys()
+        every = max(1, group.count - width + 1)
+        for pack in range(nest.count // nest.lanes):
+            thread = pack % width
+            self.threads, self.lane = Threads(group.first + thread, every), thread
+            self._pack(nest, pack * nest.lanes)
+            for name in sums:
+                found = self.locals[name]
+                self.locals[name] = found[-1] if nest.lanes > 1 and np.ndim(found) else found
+        self.threads, self.scanning = group, before
+
+    def _so_far(self, s: Accumulate) -> Lanes:
+        """What lanes up to each give, after what came before the first of them."""
+        old, found = self.locals[s.local], []
+        values = np.broadcast_to(self.value(s.value), self.lanes.shape)
+        for value in values:
+            old = self._apply(s.op, (old, value), s.value.dtype)
+            found.append(old)
+        return np.array(found)
 
     def _by_warps(self, loop: For) -> None:
         """Iterations that are a warp's each. Rows of sums are each warp's, and added in order."""

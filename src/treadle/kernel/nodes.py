@@ -204,7 +204,7 @@ class For:
     """The body for each value of a variable: all of them, or those below `stop`.
 
     A thread takes `lanes` neighbouring iterations at a time, in lockstep as a vector's, and writes
-    out `unroll` of its own iterations one after another.
+    out `unroll` of its own iterations one after another; 0 of them: the compiler does not, either.
     """
 
     var: Var
@@ -245,14 +245,20 @@ class Let:
 @quick
 @dataclass(frozen=True, slots=True)
 class Accumulate:
-    """local ← op(local, value), op one of add, mul, max, min."""
+    """local ← op(local, value), op one of add, mul, max, min.
+
+    A `scanned` one is what iterations up to this one gave, which statements after it read: its loop
+    is an axis of a scan. Threads that share the loop see what the iterations before theirs gave.
+    """
 
     local: str
     op: str
     value: Value
+    scanned: bool = False
 
     def __str__(self) -> str:
-        return f"{self.local} = {self.op}({self.local}, {self.value})"
+        so_far = " so far" if self.scanned else ""
+        return f"{self.local} = {self.op}({self.local}, {self.value}){so_far}"
 
 
 @quick

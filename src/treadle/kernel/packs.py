@@ -42,6 +42,8 @@ def lanes_for(kernel: Kernel, var: Var, body: Sequence[Statement], mapping: Mapp
     ]
     if not near or not _end_alike(var, body):
         return 1
+    if any(isinstance(s, For) and s.unroll == 0 for s in walk(body)):
+        return 1  # what is long is written once
     lanes = min(mapping.lanes, mapping.pack // min(near))
     if max(near) == 8:
         lanes = min(lanes, mapping.pack // 8)

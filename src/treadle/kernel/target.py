@@ -189,6 +189,8 @@ class Mapping:
     many_products: int = 128
     warp_work: int = 512  # operations of an iteration that is a warp's, in a cooperative launch
     private: int = 512  # bytes of scratch that a thread may have by itself
+    sorted_row: int = 2048  # elements of a line that a group sorts in its own memory: chosen
+    scans: bool = True  # threads that share a loop see sums of the iterations before theirs
     beside: int = 4096  # sums whose neighbours' elements lie side by side: a thread's each
     # Where tensors lie along two axes: elements of the other axis from which threads walk tiles,
     # and those that a tile has: full lines of 128 bytes of both, in a block of 256 threads.
@@ -245,6 +247,9 @@ class Mapping:
     # Cooperative launches
     is_cooperative: bool = True  # phases of small programs are one launch
     light: int = 1 << 27  # operations of a phase that takes about as long as a launch
+    # Bytes that such a phase moves, which take about as long: argmax over 64 MB took 0.75 ms as one
+    # launch, whose blocks wait for each other, for 0.06 (H200).
+    light_bytes: int = 8 << 20
     most_parts: int = 48  # kernels of one launch: more take long to compile
 
     @property
@@ -301,6 +306,12 @@ class Rewriting:
     # and iterations from which it does: chosen.
     most_blocked_scan: int = 0
     least_blocked_scan: int = 512
+    # Running sums: threads that should have a block of one, 0 where one block is enough; elements
+    # of a block that a thread goes through at least; and of one that a group shares, whose
+    # elements lie side by side, 0 where none does.
+    scan_parts: int = 0
+    least_scan_block: int = 8
+    scanned_row: int = 0
     # Elements of an axis whose best is found by two reductions: chosen. Along 49,152 one thread
     # that remembered where it was took 0.57 ms, two reductions take 0.03.
     least_arg: int = 1024
@@ -445,10 +456,13 @@ GPU = Target(
         # 2^27 indices to look at: ten times as many took 1.6 ms (850,000 updates of 50,000 rows).
         least_sorted=1 << 32,
         few_scattered=4096,
+        least_arg=64,
         most_blocked_scan=1 << 14,
+        scan_parts=1 << 17,
+        scanned_row=4096,
     ),
     costs=GPU_COSTS,
-    reductions=Reductions(counted=256),
+    reductions=Reductions(counted=32),
     materialization=Materialization(reads_through_rows=True),
     recomputation=Recomputation(least_bytes=1 << 18),
     matmuls=Matmuls(by_library=True, busy_tiles=512),
@@ -460,4 +474,9 @@ GPU = Target(
 )
 # Sizes of NVIDIA's, but for what the hardware's definition says: warps of CDNA have 64 threads, and
 # a block has 64 KB of shared memory. Nothing was timed.
-AMD = replace(GPU, name="amd", mapping=Mapping(warp=64, shared_limit=64 << 10, staged=64 << 10))
+AMD = replace(
+    GPU,
+    name="amd",
+    mapping=Mapping(warp=64, shared_limit=64 << 10, staged=64 << 10, scans=False),
+    rewriting=replace(GPU.rewriting, scanned_row=0),
+)

@@ -68,6 +68,7 @@ def target_of(limits: WebGpuLimits) -> Target:
         packs_narrow=limits.has_f16,
         has_matmul=False,
         adds_together=frozenset(),
+        scans=False,
         scatter_threads=threads,
         scatter_noted=32,
         is_cooperative=False,
@@ -82,7 +83,7 @@ def target_of(limits: WebGpuLimits) -> Target:
         materialization=replace(GPU.materialization, masks_in_place=True, recomputed_reads=1),
         word=4,
         # Scores that take more than a quarter of a binding: their gradients lie beside them.
-        rewriting=replace(GPU.rewriting, least_scores=limits.binding_bytes // 16),
+        rewriting=replace(GPU.rewriting, least_scores=limits.binding_bytes // 16, scanned_row=0),
         fusion=replace(GPU.fusion, shared_memory=min(GPU.fusion.shared_memory, room)),
         mapping=mapping.within(room),
     )

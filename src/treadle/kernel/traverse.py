@@ -288,7 +288,7 @@ class _Rewriter:
             at = self.index(s.buffer, s.index)
             return Store(self.buffer(s.buffer), at, self.value(s.value), held)
         if isinstance(s, Accumulate):
-            return Accumulate(self.local(s.local), s.op, self.value(s.value))
+            return Accumulate(self.local(s.local), s.op, self.value(s.value), s.scanned)
         if isinstance(s, Set):
             return Set(self.local(s.local), self.value(s.value))
         if isinstance(s, Update):

@@ -179,7 +179,12 @@ class _Checker:
             raise self.wrong(f"{statement.op} does not accumulate")
         dtype, depth = scope.locals[local]
         self.same(dtype, self.dtype_of(statement.value, scope), f"a change of {local}")
-        apart = (Role.PARALLEL, Role.GRID) if is_sum else INDEPENDENT
+        apart: tuple[Role, ...] = (Role.PARALLEL, Role.GRID) if is_sum else INDEPENDENT
+        if isinstance(statement, Accumulate) and statement.scanned:
+            apart = (Role.PARALLEL, Role.GRID, Role.VECTOR)
+            shared = [loop for loop in scope.loops[depth:] if loop.role in SHARED_OUT]
+            if shared and (len(scope.loops) - depth > 1 or statement not in shared[0].body):
+                raise self.wrong(f"{local} is scanned by more than one loop")
         if any(loop.role in apart for loop in scope.loops[depth:]):
             raise self.wrong(f"independent iterations set or accumulate into {local}")
 
@@ -251,6 +256,16 @@ class _Checker:
         for s in every:
             if isinstance(s, Accumulate) and ops.get(s.local, s.op) != s.op:
                 raise self.wrong(f"lanes accumulate {s.local} by {ops[s.local]} and {s.op}")
+        for at, s in enumerate(loop.body):
+            if isinstance(s, Accumulate) and s.scanned and s.local in ops:
+                # What comes after it in an iteration reads what the iterations so far gave.
+                before = (x for inner in loop.body[:at] for x in walk([inner]))
+                if any(s.local in _read_by(x) for x in before) or s.local in _read_by(s):
+                    raise self.wrong(f"{s.local} is read before it is scanned")
+                twice = [x for x in every if isinstance(x, Accumulate) and x.local == s.local]
+                if len(twice) > 1:
+                    raise self.wrong(f"{s.local} is accumulated beside its scan")
+                del ops[s.local]
         for statement in every if ops else ():
             if not ops.keys().isdisjoint(_read_by(statement)):
                 raise self.wrong(f"lanes of {loop.var.name} read what they accumulate")

@@ -15,6 +15,7 @@ from treadle.ir.ops.reductions import ARGMAX, REDUCE_MAX, SORT, ArgReduce, Reduc
 from treadle.ir.rewrite import inline_into, remove_dead_code
 from treadle.kernel.target import CPU, Target
 from treadle.rules.arguments import ARGMAX_OF_MANY, ARGMIN_OF_MANY
+from treadle.rules.blocked_sums import LONG_SCAN
 from treadle.rules.driver import Keeps, rewrite
 from treadle.rules.few_rows import SCATTER_TO_FEW
 from treadle.rules.flat_scatter import SCATTER_TO_TABLE
@@ -159,6 +160,7 @@ EXPANSION = RuleSet(
         SCATTER_TO_FEW,
         SCATTER_TO_TABLE,
         SCATTER_IN_RUNS,
+        LONG_SCAN,
         ARGMAX_OF_MANY,
         ARGMIN_OF_MANY,
         RECOMPUTED_CALL,

@@ -13,12 +13,14 @@ from treadle.ir.ops.indexing import SCATTER_ADD, ScatterAdd
 from treadle.ir.ops.reductions import REDUCE_SUM, Reduce
 from treadle.ir.ops.shaping import RESHAPE, Reshape
 from treadle.kernel.target import Rewriting
+from treadle.rules.flat_scatter import MOST_IN_TURN
 from treadle.rules.pattern import Anything, X, apply
 from treadle.rules.rule import Exactness, Match, Rule
 
 
 def is_scatter_to_few(match: Match) -> bool:
-    """many rows of floats are added along the first axis, at indices of few"""
+    """many rows of floats are added along the first axis, at indices of few, and threads that wait
+    for each other add few each"""
     attributes, indices = match.root.attributes, match.type_of("indices")
     assert isinstance(attributes, ScatterAdd)
     is_first_axis = attributes.axis == 0 and attributes.batch == 0
@@ -26,7 +28,9 @@ def is_scatter_to_few(match: Match) -> bool:
     is_few = 0 < attributes.size <= limits.few_scattered and indices.size >= limits.many_scattered
     if not (is_first_axis and is_few and match.type.is_float):
         return False
-    return _parts(indices.size, attributes.size, limits) > 1
+    parts = _parts(indices.size, attributes.size, limits)
+    is_short = indices.size // parts <= MOST_IN_TURN
+    return parts > 1 and (is_short or match.target.adds_together(match.type.dtype))
 
 
 def _parts(rows: int, size: int, limits: Rewriting) -> int:

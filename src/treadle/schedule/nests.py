@@ -36,7 +36,15 @@ from treadle.kernel.nodes import (
     Store,
     Value,
 )
-from treadle.kernel.traverse import loop_names, peel, substituted, with_buffers, with_locals
+from treadle.kernel.races import conflicts_in
+from treadle.kernel.traverse import (
+    loop_names,
+    peel,
+    substituted,
+    values_of,
+    with_buffers,
+    with_locals,
+)
 
 Body = tuple[Statement, ...]  # of a kernel, or of a loop
 Buffers = tuple[Buffer, ...]
@@ -87,6 +95,29 @@ def is_sum(statement: Statement) -> bool:
     if not summed or own & summed:
         return False
     return all(isinstance(s, (Let, Accumulate)) and not summed & locals_in(s.value) for s in body)
+
+
+def is_scan(statement: Statement) -> bool:
+    """Whether a loop in order is the axis of a scan, and does nothing else: threads can share it.
+
+    What it scans is read behind it alone, and its iterations do not meet in memory.
+    """
+    if not isinstance(statement, For) or statement.role is not Role.SEQUENTIAL:
+        return False
+    body = statement.body
+    scanned = {s.local for s in body if isinstance(s, Accumulate) and s.scanned}
+    if statement.stop is not None or not scanned:
+        return False
+    if not all(isinstance(s, (Let, Accumulate, Store)) for s in body):
+        return False
+    if any(isinstance(s, Accumulate) and not s.scanned for s in body):
+        return False
+    known = set[str]()
+    for s in body:
+        if any((locals_in(v) & scanned) - known for v in values_of(s)):
+            return False
+        known |= {s.local} if isinstance(s, Accumulate) else set()
+    return not conflicts_in(replace(statement, role=Role.PARALLEL))
 
 
 def nested(loop: For) -> tuple[list[Var], Body]:

@@ -45,8 +45,8 @@ from treadle.schedule.nests import (
     parallel,
 )
 from treadle.schedule.operands import Site
+from treadle.schedule.ordering import is_same
 from treadle.schedule.segments import has_runs, run_sums
-from treadle.schedule.sorting import is_same
 
 
 @ROOTS(reductions.ARGMAX, reductions.ARGMIN)
@@ -92,11 +92,12 @@ def _cumsum(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
         indices[axis] = constant(source.shape[axis] - 1) - indices[axis]
     reader = lowering.reader()
     element = reader.at(node.operands[0], tuple(indices))
-    wide = accumulator(source.dtype)
+    wide, mapping = accumulator(source.dtype), lowering.target.mapping
+    is_shared = mapping is not None and mapping.scans
     result = as_dtype(Local("acc", wide), source.dtype)
     inner = [
         *reader.lets,
-        Accumulate("acc", "add", as_dtype(element, wide)),
+        Accumulate("acc", "add", as_dtype(element, wide), is_shared),
         lowering.store(value, indices, result),
     ]
     body = [Let("acc", Literal(0, wide)), *in_order([every[axis]], inner)]

@@ -15,6 +15,7 @@ from treadle.schedule import cross_entropy_blocks as cross_entropy_blocks
 from treadle.schedule import matmuls as matmuls
 from treadle.schedule import roots as roots
 from treadle.schedule import scans as scans
+from treadle.schedule import sorting as sorting
 from treadle.schedule import sums as sums
 from treadle.schedule.batched import batch_matmuls
 from treadle.schedule.epilogues import fuse_epilogues

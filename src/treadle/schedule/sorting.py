@@ -9,7 +9,7 @@ stable, and NaN counts as the greatest.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
@@ -52,13 +52,8 @@ from treadle.schedule.nests import (
     parallel,
 )
 from treadle.schedule.operands import Site, reading
-
-
-@dataclass(frozen=True, slots=True)
-class _Order:
-    axis: int
-    descending: bool
-    size: int  # how many are wanted
+from treadle.schedule.ordering import Line, Ordering, comes_before, is_same, negated
+from treadle.schedule.short_lines import fits_group, sorted_in_group
 
 
 @ROOTS(reductions.SORT, reductions.TOP_K)
@@ -66,12 +61,14 @@ def _ordered(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     a: reductions.Sort | reductions.TopK = attributes_of(node)
     n, target = lowering.graph.type_of(node.operands[0]).shape[a.axis], lowering.target
     order = (
-        _Order(a.axis, a.descending, n)
+        Ordering(a.axis, a.descending, n)
         if isinstance(a, reductions.Sort)
-        else _Order(a.axis, a.largest, a.k)
+        else Ordering(a.axis, a.largest, a.k)
     )
     if n <= target.reductions.counted or not order.size:
         return [_counted(lowering, position, node, order)]
+    if target.is_spmd and fits_group(lowering, lowering.graph.type_of(node.operands[0]).dtype, n):
+        return [sorted_in_group(lowering, position, node, order)]
     if target.is_spmd:
         return _searched(lowering, position, node, order)
     if order.size <= target.reductions.selected and order.size < n:
@@ -79,7 +76,7 @@ def _ordered(lowering: Lowering, position: int, node: Node) -> list[Kernel]:
     return [_merged(lowering, position, node, order)]
 
 
-def _counted(lowering: Lowering, position: int, node: Node, order: _Order) -> Kernel:
+def _counted(lowering: Lowering, position: int, node: Node, order: Ordering) -> Kernel:
     """Each element goes to its rank: how many others come before it."""
     values, origins, axis = TensorValue(position, 0), TensorValue(position, 1), order.axis
     source = lowering.graph.type_of(node.operands[0])
@@ -117,7 +114,7 @@ def _counted(lowering: Lowering, position: int, node: Node, order: _Order) -> Ke
     return lowering.kernel(position, reader, [values, origins], body)
 
 
-def _selected(lowering: Lowering, position: int, node: Node, order: _Order) -> Kernel:
+def _selected(lowering: Lowering, position: int, node: Node, order: Ordering) -> Kernel:
     """The first elements in order so far are kept, while blocks of an axis are gone through.
 
     Lanes look whether any element of a block comes before the last one kept. That is seldom: only
@@ -168,7 +165,7 @@ def _selected(lowering: Lowering, position: int, node: Node, order: _Order) -> K
 class _Kept:
     """The first elements of an axis in order, from 1 on, and which they were, of a thread."""
 
-    def __init__(self, dtype: DType, order: _Order):
+    def __init__(self, dtype: DType, order: Ordering):
         self.order, size = order, order.size + 1
         self.buffers = Buffer("kept", dtype, size), Buffer("kept.from", dtypes.int32, size)
 
@@ -186,7 +183,7 @@ class _Kept:
 
     def is_next(self, value: Value) -> Value:
         """Whether an element comes before the last one that is kept."""
-        return _less(value, self.entry(constant(self.order.size))[0], self.order.descending)
+        return comes_before(value, self.entry(constant(self.order.size))[0], self.order.descending)
 
     def taken(self, value: Value, number: Index, name: str) -> list[Statement]:
         """An element where it belongs, if it is one of the first; those behind it move on."""
@@ -197,8 +194,8 @@ class _Kept:
         slot, before = (constant(top) + variable(t) * -1 for top in (k, k - 1))
         at, above = (Position(i, filled.dtype) for i in (slot, before))
         is_there = compare("and", compare("lt", _number(0), above), compare("le", above, filled))
-        is_moved = compare("and", is_there, _less(here, self.entry(before)[0], descending))
-        is_behind = _less(here, self.entry(slot)[0], descending)
+        is_moved = compare("and", is_there, comes_before(here, self.entry(before)[0], descending))
+        is_behind = comes_before(here, self.entry(slot)[0], descending)
         is_own = compare("or", compare("lt", filled, at), is_behind)
         given: tuple[Value, Value] = (here, Position(number, dtypes.int32))
         new = [
@@ -217,25 +214,10 @@ class _Kept:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """Where the elements of an axis are while they are merged, and which they were."""
-
-    values: Buffer
-    origins: Buffer
-
-    def loads(self, at: Index) -> tuple[Load, Load]:
-        values, origins = (Load(b.name, at, b.dtype) for b in (self.values, self.origins))
-        return values, origins
-
-    def stores(self, at: Index, value: Value, origin: Value) -> list[Statement]:
-        return [Store(self.values.name, at, value), Store(self.origins.name, at, origin)]
-
-
 Put = Callable[[Index, Value, Value], list[Statement]]  # the number of an element, and it
 
 
-def _merged(lowering: Lowering, position: int, node: Node, order: _Order) -> Kernel:
+def _merged(lowering: Lowering, position: int, node: Node, order: Ordering) -> Kernel:
     """Runs of one, two, four … elements, merged from one buffer to the other and back."""
     values, origins, axis = TensorValue(position, 0), TensorValue(position, 1), order.axis
     source = lowering.graph.type_of(node.operands[0])
@@ -266,17 +248,17 @@ def _merged(lowering: Lowering, position: int, node: Node, order: _Order) -> Ker
     return lowering.kernel(position, reader, [values, origins], loops, "", also)
 
 
-def _runs(lowering: Lowering, position: int, side: str, type_: TensorType, width: int = 0) -> _Runs:
+def _runs(lowering: Lowering, position: int, side: str, type_: TensorType, width: int = 0) -> Line:
     """Memory for runs; of which width the first are, if a kernel leaves some of one width."""
     site, size = Site(lowering, position), type_.size
     held = Runs("runs", width) if width else None
     values = site.memory(f"runs_{side}", type_.dtype, size, held)
     which = TensorValue(position, 1)
-    return _Runs(values, site.memory(f"from_{side}", dtypes.int32, size, held, which))
+    return Line(values, site.memory(f"from_{side}", dtypes.int32, size, held, which))
 
 
 def _all_runs(
-    round_: int, source: _Runs, target: _Runs, row: Index, n: int, order: _Order
+    round_: int, source: Line, target: Line, row: Index, n: int, order: Ordering
 ) -> list[Statement]:
     """Every two runs of an axis as one; a last one without another is copied."""
     width = 1 << round_
@@ -300,7 +282,7 @@ def _all_runs(
 
 
 def _two_runs(
-    name: str, source: _Runs, low: Index, width: int, rest: int, order: _Order, put: Put
+    name: str, source: Line, low: Index, width: int, rest: int, order: Ordering, put: Put
 ) -> list[Statement]:
     """A run of so many elements and the one behind it, merged: the left first where they are equal.
 
@@ -319,10 +301,10 @@ def _two_runs(
         for head, size in zip(heads, sizes, strict=True)
     )
     a, b = (Local(f"{side}_value{name}", source.values.dtype) for side in ("left", "right"))
-    is_next = compare("or", _not(is_left), _less(b, a, order.descending))
+    is_next = compare("or", negated(is_left), comes_before(b, a, order.descending))
     takes = Local(f"takes{name}", dtypes.bool_)
     value, origin = (apply("where", takes, x, y) for x, y in ((b, a), (loads[1][1], loads[0][1])))
-    moves = [Convert(x, dtypes.int64) for x in (_not(takes), takes)]
+    moves = [Convert(x, dtypes.int64) for x in (negated(takes), takes)]
     inner: list[Statement] = [
         Let(a.name, loads[0][0]),
         Let(b.name, loads[1][0]),
@@ -336,7 +318,7 @@ def _two_runs(
     return [*(Let(h.name, Literal(0, dtypes.int64)) for h in heads), *in_order([t], inner)]
 
 
-def _searched(lowering: Lowering, position: int, node: Node, order: _Order) -> list[Kernel]:
+def _searched(lowering: Lowering, position: int, node: Node, order: Ordering) -> list[Kernel]:
     """Runs of one, two, four … elements: a kernel merges all pairs, elements side by side."""
     results, axis = [TensorValue(position, i) for i in range(2)], order.axis
     source = lowering.graph.type_of(node.operands[0])
@@ -372,7 +354,7 @@ def _searched(lowering: Lowering, position: int, node: Node, order: _Order) -> l
 
 
 def _found(
-    runs: _Runs, row: Index, at: Var, n: int, width: int, descending: bool
+    runs: Line, row: Index, at: Var, n: int, width: int, descending: bool
 ) -> tuple[list[Statement], Value, Value]:
     """An element of the run that two of a width become: its value, and which it was.
 
@@ -392,14 +374,16 @@ def _found(
         Let("other", apply("add", middle, right)),
     ]
     ours, theirs = (runs.loads(row + data(at.name, n)) for at in (own, other))
-    is_next = compare("or", compare("le", middle, own), _less(theirs[0], ours[0], descending))
+    is_next = compare(
+        "or", compare("le", middle, own), comes_before(theirs[0], ours[0], descending)
+    )
     takes = Local("takes", dtypes.bool_)
     lets.append(Let("takes", compare("and", compare("lt", other, end), is_next)))
     value, origin = (apply("where", takes, b, a) for a, b in zip(ours, theirs, strict=True))
     return lets, value, origin
 
 
-def _split(runs: _Runs, row: Index, n: int, width: int, descending: bool) -> list[Statement]:
+def _split(runs: Line, row: Index, n: int, width: int, descending: bool) -> list[Statement]:
     """How many elements of the left run are among the first k of both, as `left0`.
 
     It is the largest number whose last element is not greater than the right run's next one, found
@@ -416,7 +400,7 @@ def _split(runs: _Runs, row: Index, n: int, width: int, descending: bool) -> lis
         less, more = _whole(f"left{bit + 1}"), _whole(f"more{bit}")
         own, other = _whole(f"own{bit}"), _whole(f"other{bit}")
         (last, _), (next_, _) = (runs.loads(row + data(at.name, n)) for at in (own, other))
-        is_first = compare("not", _less(next_, last, descending))
+        is_first = compare("not", comes_before(next_, last, descending))
         is_among = compare("and", compare("le", more, _whole("most")), is_first)
         lets += [
             Let(more.name, apply("add", less, _number(1 << bit))),
@@ -440,31 +424,4 @@ def _before(a: Value, b: Value, i: Var, j: Var, descending: bool) -> Value:
     at = [Position(variable(v), dtypes.int64) for v in (i, j)]
     earlier = compare("lt", *at)
     tied = compare("and", is_same(a, b), earlier)
-    return compare("or", _less(a, b, descending), tied)
-
-
-def _less(a: Value, b: Value, descending: bool) -> Value:
-    """Whether a comes before b, whatever their order was."""
-    first, second = (b, a) if descending else (a, b)
-    less: Value = compare("lt", first, second)
-    if a.dtype.is_float:
-        rises = compare("and", _is_nan(second), _not(_is_nan(first)))
-        less = compare("or", less, rises)
-    return less
-
-
-def is_same(a: Value, b: Value) -> Value:
-    """Equality in which NaN equals NaN."""
-    equal = compare("eq", a, b)
-    if not a.dtype.is_float:
-        return equal
-    both = compare("and", _is_nan(a), _is_nan(b))
-    return compare("or", equal, both)
-
-
-def _is_nan(a: Value) -> Value:
-    return _not(compare("eq", a, a))
-
-
-def _not(a: Value) -> Value:
-    return compare("not", a)
+    return compare("or", comes_before(a, b, descending), tied)

@@ -26,6 +26,7 @@ from treadle.ir import composites as c
 from treadle.ir.graph import Graph
 from treadle.ir.ops.indexing import SCATTER_ADD, ScatterAdd
 from treadle.ir.ops.leaves import IOTA, Iota
+from treadle.ir.ops.reductions import CUMSUM, Cumulate
 from treadle.ir.types import TensorType
 from treadle.kernel.target import CPU, GPU, Target
 from treadle.rules.driver import rewrite
@@ -62,7 +63,7 @@ def given(graph: Graph, most: int) -> Mapping[str, object]:
 
 
 def _all_sizes(**limits: Any) -> Target:
-    return replace(GPU.in_order(), rewriting=replace(GPU.rewriting, **limits))
+    return replace(GPU, rewriting=replace(GPU.rewriting, **limits))
 
 
 _HEADS = _all_sizes(least_classes=1, least_head_logits=1)
@@ -132,7 +133,7 @@ def _spread(h: Tensor, x: Tensor, w: Tensor) -> Any:
     return [last, stacked]
 
 
-_LONG, _SORTING = _all_sizes(least_arg=4), _all_sizes(least_sorted=1)
+_LONG, _SORTING = _all_sizes(least_arg=4), _all_sizes(least_sorted=1).in_order()
 _FEW = _all_sizes(few_scattered=6, many_scattered=4, most_scattered=12, least_sorted=0)
 
 
@@ -150,6 +151,12 @@ SAMPLES: dict[str, RuleSample] = {
     "scatter_in_order": RuleSample(_scattered(None), _matrix),
     "scatter_to_few": RuleSample(
         _scattered(3), _rows_at, _FEW, sizes=((2, 3, 3), (3, 3, 1), (4, 3, 2))
+    ),
+    "running_sum_by_blocks": RuleSample(
+        lambda x: bind1(CUMSUM, Cumulate(0, True), x),
+        lambda n, m, k: (TensorType((9 * n, k)),),
+        _all_sizes(scan_parts=64, least_scan_block=2, scanned_row=0),
+        has_symbols=False,
     ),
     "scatter_to_table": RuleSample(
         lambda x, index: bind1(SCATTER_ADD, ScatterAdd(1, 5), x, index),

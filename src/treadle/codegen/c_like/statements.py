@@ -59,6 +59,10 @@ class Writer(Protocol):
         ...
 
     def column(self, loop: For, is_last: bool, /) -> None: ...
+    def scanned(self, nest: Nest, role: Role, /) -> None:
+        """A loop whose iterations see sums of those before them."""
+        ...
+
     def part(self, s: Accumulate, lanes: int, /) -> str: ...
     def iterations(self, nest: Nest, role: Role, sums: Collection[str], /) -> None: ...
     def combine(self, local: str, part: str, s: Accumulate, loop: For, /) -> None: ...
@@ -110,6 +114,9 @@ def statement(w: Writer, s: Statement, is_group: bool = False) -> None:
 def sum_up(w: Writer, loop: For) -> None:
     """Each thread sums some iterations, then all are combined: always in the same order."""
     nest, sums = nest_of(loop), sums_of(loop)
+    if any(s.scanned for s in sums.values()):
+        w.scanned(nest, loop.role)
+        return
     parts = {local: w.part(s, nest.lanes) for local, s in sums.items()}
     before = dict(w.names)
     w.names |= parts

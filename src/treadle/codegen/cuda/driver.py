@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from treadle.codegen.cuda import scalars
 from treadle.codegen.cuda.float8 import FLOAT8
-from treadle.codegen.cuda.prelude import PRELUDE
+from treadle.codegen.cuda.prelude import PRELUDE, SCANS
 from treadle.codegen.cuda.render import Writer
 from treadle.codegen.cuda.scatter import scatter_lines
 from treadle.codegen.cuda.tiles import tiled_lines
@@ -88,7 +88,9 @@ def _with_prelude(texts: Sequence[str]) -> str:
     """Functions behind what they call."""
     has_float8 = any("e4m3" in text or "e5m2" in text for text in texts)
     has_maps = any(MAPS in text for text in texts)
+    has_scans = any("before_in_" in text for text in texts)
     before = [*([FLOAT8] if has_float8 else []), *([WARPGROUPS] if has_maps else [])]
+    before += [SCANS] if has_scans else []
     return "\n".join([PRELUDE, *before, *texts])
 
 

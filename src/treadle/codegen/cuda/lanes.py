@@ -33,6 +33,7 @@ from treadle.kernel.nodes import (
     Load,
     Local,
     Position,
+    Space,
     Statement,
     Store,
     Update,
@@ -75,8 +76,8 @@ class Lanes(Expressions):
     def sequential(self, loop: For) -> AbstractContextManager[None]:
         name = self.vars[loop.var] = self.new(_safe(loop.var.name))
         end = str(loop.var.extent) if loop.stop is None else self.index(loop.stop)
-        if loop.unroll > 1:
-            self.add(f"#pragma unroll {loop.unroll}")
+        if loop.unroll != 1:
+            self.add(f"#pragma unroll {max(1, loop.unroll)}")
         return self.block(f"for (int {name} = 0; {name} < {end}; ++{name})")
 
     def written_out(self, name: str, count: object, start: int = 0) -> AbstractContextManager[None]:
@@ -330,7 +331,12 @@ class Lanes(Expressions):
     def add_together(self, buffer: str, index: Index, value: Value) -> None:
         """A sum in memory that other threads add to: a step for each element, or for a pack."""
         guard, added = guarded_sum(value)
+        own = {b.name: b.space for b in self.kernel.scratch}
+        if own.get(buffer) is Space.PRIVATE:
+            self.update(buffer, index, value)
+            return
         is_pack = self.types[buffer] is dtypes.float32 and self.is_pack(index)
+        is_pack = is_pack and buffer not in own  # packs are added to in global memory alone
         if self.lane is not None and is_pack and (guard is None or not self.differs(guard)):
             with nullcontext() if guard is None else self.block(f"if ({self.value(guard)})"):
                 found = self.array(added)

@@ -6,6 +6,40 @@ registers and rounded after every op, as on the CPU.
 
 from __future__ import annotations
 
+# Scans: what threads before this one have, and what all have. `none` changes nothing.
+SCANS = r"""
+template <class T> DEV T from_before(T x, int m) {
+  return (T)__shfl_up_sync(0xffffffffu, (int)x, m); }
+DEV f32 from_before(f32 x, int m) { return __shfl_up_sync(0xffffffffu, x, m); }
+DEV f64 from_before(f64 x, int m) { return __shfl_up_sync(0xffffffffu, x, m); }
+DEV i64 from_before(i64 x, int m) { return __shfl_up_sync(0xffffffffu, x, m); }
+template <class T> DEV T from_lane(T x, int at) {
+  return (T)__shfl_sync(0xffffffffu, (int)x, at); }
+DEV f32 from_lane(f32 x, int at) { return __shfl_sync(0xffffffffu, x, at); }
+DEV f64 from_lane(f64 x, int at) { return __shfl_sync(0xffffffffu, x, at); }
+DEV i64 from_lane(i64 x, int at) { return __shfl_sync(0xffffffffu, x, at); }
+template <class Op, int N, class T> DEV T before_in_warp(T x, T none, T &whole) {
+  const int lane = threadIdx.x & (N - 1);
+#pragma unroll
+  for (int m = 1; m < N; m <<= 1) {
+    const T y = from_before(x, m);
+    if (lane >= m) x = Op::of(y, x); }
+  whole = from_lane(x, (threadIdx.x & 31 & ~(N - 1)) + N - 1);
+  const T y = from_before(x, 1);
+  return lane ? y : none; }
+template <class Op, int WARPS, class T> DEV T before_in_block(T x, T none, T &whole) {
+  __shared__ T parts[32];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  T all;
+  const T own = before_in_warp<Op, 32, T>(x, none, all);
+  __syncthreads();
+  if (lane == 31) parts[warp] = all;
+  __syncthreads();
+  const T part = lane < WARPS ? parts[lane] : none;
+  const T ahead = before_in_warp<Op, 32, T>(part, none, whole);
+  return Op::of(from_lane(ahead, warp), own); }
+"""
+
 PRELUDE = r"""
 typedef signed char i8; typedef unsigned char u8; typedef int i32; typedef unsigned int u32;
 typedef long long i64; typedef unsigned long long u64; typedef float f32; typedef double f64;

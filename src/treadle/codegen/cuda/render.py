@@ -336,6 +336,56 @@ class Writer(Lanes):
             whole = f"in_block<{op}, {self.geometry.share // self.warp}, {type_}>({found}, {none})"
         self.add(f"{local} = {op}::of({local}, {whole});")
 
+    def scanned(self, nest: Nest, role: Role) -> None:
+        """Iterations in order, so many at a time as threads share them."""
+        width = width_of(role, self.geometry)
+        step, count, type_ = nest.lanes * width, nest.count, self.index_type
+        sums = {s.local: s for s in nest.body if isinstance(s, Accumulate)}
+        outside = dict(self.names)
+        first, q, held = self.new("q"), self.new("q"), self.new("is_in")
+        is_whole = count % step == 0
+        with self.block(f"for ({type_} {first} = 0; {first} < {count}; {first} += {step})"):
+            own = f"{first} + {self.tid}{f' * {nest.lanes}' if nest.lanes > 1 else ''}"
+            self.add(f"const bool {held} = {'true' if is_whole else f'{own} < {count}'};")
+            self.add(f"const {type_} {q} = {held} ? {own} : 0;")
+            self.decode(q, nest.variables)
+            self.at_pack = f"{q} / {nest.lanes}"
+            with self._in_lanes_of(nest, sums):
+                for s in nest.body:
+                    if isinstance(s, Accumulate):
+                        self._scan_step(s, outside[s.local], held, width)
+                    elif isinstance(s, Store) and not is_whole:
+                        with self.block(f"if ({held})"):
+                            statements.statement(self, s)
+                    else:
+                        statements.statement(self, s)
+        self.names = outside
+
+    def _scan_step(self, s: Accumulate, carry: str, held: str, width: int) -> None:
+        """What the iterations at hand and all before them give; `carry` is of whole steps."""
+        type_, op = scalars.register(s.value.dtype), OPS[s.op]
+        none, name = nothing(scalars, s.op, s.value.dtype), self.new("so_far")
+        last = name
+        if self.lane is not None:
+            self.add(f"{type_} {name}[{self.width}];")
+            self.each(lambda: f"{name}[u] = {held} ? ({self.value(s.value)}) : {none};", s.value)
+            self.unrolled(f"{name}[u] = {op}::of({name}[u - 1], {name}[u]);", start=1)
+            last = f"{name}[{self.width - 1}]"
+        else:
+            self.add(f"{type_} {name} = {held} ? ({self.value(s.value)}) : {none};")
+        whole, before = self.new("whole"), self.new("before")
+        is_block = width > self.warp
+        where = f"block<{op}, {width // self.warp}" if is_block else f"warp<{op}, {width}"
+        self.add(f"{type_} {whole};")
+        found = f"before_in_{where}, {type_}>({last}, {none}, {whole})"
+        self.add(f"const {type_} {before} = {op}::of({carry}, {found});")
+        if self.lane is not None:
+            self.unrolled(f"{name}[u] = {op}::of({before}, {name}[u]);")
+        else:
+            self.add(f"{name} = {op}::of({before}, {name});")
+        self.add(f"{carry} = {op}::of({carry}, {whole});")
+        self.names[s.local] = name
+
     # Statements
 
     def thread_all(self, body: Sequence[Statement]) -> None:

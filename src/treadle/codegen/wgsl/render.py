@@ -173,6 +173,9 @@ class Writer(Columns):
         with self._first(is_group):
             self.add(self.put(s.buffer, s.index, text))
 
+    def scanned(self, nest: Nest, role: Role) -> None:
+        raise AssertionError("the target shares no scans")
+
     def _first(self, is_group: bool) -> AbstractContextManager[None]:
         return self.block("if (tid == 0)") if is_group else nullcontext()
 

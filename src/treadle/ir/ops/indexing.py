@@ -111,7 +111,7 @@ SCATTER_ADD = declare(
         ScatterAdd,
         _scatter_type,
         Precision.WIDEN,
-        Contract(SumError(), _IN_RANGE, "linear"),
+        Contract(SumError(), _IN_RANGE, "linear", Determinism.IN_ORDER),
     )
 )
 RANDOM_BITS = declare(

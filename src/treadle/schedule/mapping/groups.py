@@ -44,7 +44,7 @@ from treadle.kernel.traverse import (
     values_of,
 )
 from treadle.schedule.mapping.shapes import is_parallel
-from treadle.schedule.nests import Body, is_sum, nested
+from treadle.schedule.nests import Body, is_scan, is_sum, nested
 
 PACKED = 4  # elements of float16 that are copied at once: a vector of a shader
 
@@ -94,7 +94,7 @@ class Group:
         """The statements mapped; `staged` are the same, with rows where they are staged."""
         found: list[Statement] = []
         for s, moved in zip(body, body if staged is None else staged, strict=True):
-            if isinstance(s, For) and not is_parallel(s) and not is_sum(s):
+            if isinstance(s, For) and not (is_parallel(s) or is_sum(s) or is_scan(s)):
                 found += self._in_sequence(s)
                 continue
             found += self._barrier_before(s)

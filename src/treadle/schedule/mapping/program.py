@@ -199,6 +199,8 @@ def _is_light(phase: Phase, mapping: Mapping) -> bool:
     own = [call.kernel for call in phase.calls]
     if any(map(_is_library, own)):
         return False
+    if sum(map(cost.traffic, own)) > mapping.light_bytes:
+        return False
     return sum(map(cost.work, own)) <= mapping.light
 
 
@@ -369,11 +371,8 @@ def unrounded_locals(body: Sequence[Statement]) -> frozenset[str]:
 
 def _is_cast(value: Value) -> bool:
     """Whether a value is a cast to a narrow float, or a choice of one."""
-    match value:
-        case Apply("where", (_, a, b)):
-            return _is_cast(a) or _is_cast(b)
-        case _:
-            return isinstance(value, Convert) and value.dtype.is_narrow
+    chosen = subvalues(value, lambda v: isinstance(v, Apply) and v.op == "where")
+    return any(isinstance(v, Convert) and v.dtype.is_narrow for v in chosen)
 
 
 def _computed_with(statements: Sequence[Statement]) -> set[str]:

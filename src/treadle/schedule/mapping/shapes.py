@@ -37,7 +37,16 @@ from treadle.kernel.packs import is_pack, lane_step, lanes_for
 from treadle.kernel.races import conflicts_in
 from treadle.kernel.target import Mapping
 from treadle.kernel.traverse import peel, substituted, walk
-from treadle.schedule.nests import Body, divisors, is_cleared, is_sum, moves, nested, parallel
+from treadle.schedule.nests import (
+    Body,
+    divisors,
+    is_cleared,
+    is_scan,
+    is_sum,
+    moves,
+    nested,
+    parallel,
+)
 
 
 @dataclass(frozen=True)
@@ -196,7 +205,7 @@ def is_shared(statement: Statement) -> bool:
 
 
 def _can_share(statement: Statement) -> bool:
-    return is_parallel(statement) or is_sum(statement)
+    return is_parallel(statement) or is_sum(statement) or is_scan(statement)
 
 
 def is_serial(statement: Statement) -> bool:
@@ -224,6 +233,9 @@ def _is_better_flat(
     """Whether threads that sum by themselves do better: few terms, or neighbours read together."""
     are_sums = all(is_sum(s) for s in inner)
     longest = max(map(extent_of, inner), default=0)
+    if any(map(is_scan, inner)):
+        is_few = longest <= mapping.short and count >= mapping.busy
+        return bool(grid) and (is_few or lies_across(grid, inner))
     is_few = 0 < longest <= (mapping.short if are_sums else mapping.short_loop)
     if is_few and count >= mapping.busy and not _are_rows(grid, inner, longest, mapping):
         return True

@@ -242,8 +242,8 @@ def _statement(s: Statement) -> list[object]:
             return ["assign", "let", local, _value(value)]
         case Set(local, value):
             return ["assign", "set", local, _value(value)]
-        case Accumulate(local, op, value):
-            return ["assign", op, local, _value(value)]
+        case Accumulate(local, op, value, scanned):
+            return ["assign", f"{op} so far" if scanned else op, local, _value(value)]
         case Store(buffer, index, value, guard):
             held = None if guard is None else _value(guard)
             return ["store", buffer, _index(index), _value(value), held, "set"]
