@@ -508,7 +508,7 @@ MISTAKES = [
     (lambda: nn.Dropout(1.5), td.ArgumentError, "Dropout", "1.5"),
     (lambda: nn.LSTM(3, 0), td.ArgumentError, "LSTM", "at least 1"),
     (lambda: nn.GRU(3, 4, num_layers=0), td.ArgumentError, "GRU", "num_layers = 0"),
-    (lambda: lstm.apply(lstm.init(), x23), td.ShapeError, "LSTM", "float32[2,3]", "batch_first"),
+    (lambda: lstm.apply(lstm.init(), x23[0]), td.ShapeError, "LSTM", "float32[3]", "batch_first"),
     (
         lambda: gru.apply(gru.init(), td.zeros((5, 2, 3)), td.zeros((1, 3, 4))),
         td.ShapeError, "GRU", "float32[1,3,4]", "(1, 2, 4)",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from treadle.base import dtypes
-from treadle.base.errors import ShapeError
+from treadle.base.errors import ArgumentError, ShapeError
 from treadle.frontend import numpy_calls as numpy_calls
 from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions import (
@@ -29,7 +29,7 @@ from treadle.frontend.functions import (
 )
 from treadle.frontend.functions import arithmetic as a
 from treadle.frontend.mean import Mean
-from treadle.frontend.spelling import takes_dim
+from treadle.frontend.spelling import ANSWERS, takes_dim
 from treadle.frontend.tensor import Axes, Operand, Operators, Tensor
 
 
@@ -118,6 +118,8 @@ def _contiguous(self: Operand) -> Tensor:
 @takes_dim
 def _to(self: Operand, dtype: object) -> Tensor:
     """Another dtype, or that of another tensor; devices are chosen when a program is compiled."""
+    if isinstance(dtype, str) and dtype.partition(":")[0] in ("cpu", "cuda", "mps", "meta"):
+        raise ArgumentError("to", f"{dtype!r} is a device", ANSWERS["device"])
     return _type_as(self, dtype) if isinstance(dtype, Tensor) else a.cast(self, dtype)
 
 

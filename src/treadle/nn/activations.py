@@ -22,49 +22,56 @@ from treadle.nn.init import constant
 from treadle.nn.module import Module, Parameter
 
 
-class ReLU(Module):
+class _InPlace(Module):
+    """What takes `inplace` as in PyTorch, where it changes no result."""
+
+    def __init__(self, inplace: bool = False):
+        """Nothing is kept."""
+
+
+class ReLU(_InPlace):
     """max(x, 0)."""
 
     def forward(self, x: Operand) -> Tensor:
         return activations.relu(x)
 
 
-class ReLU6(Module):
+class ReLU6(_InPlace):
     """x limited to 0 … 6."""
 
     def forward(self, x: Operand) -> Tensor:
         return activations.relu6(x)
 
 
-class SELU(Module):
+class SELU(_InPlace):
     """The self-normalising exponential unit."""
 
     def forward(self, x: Operand) -> Tensor:
         return activations.selu(x)
 
 
-class SiLU(Module):
+class SiLU(_InPlace):
     """x · sigmoid(x)."""
 
     def forward(self, x: Operand) -> Tensor:
         return activations.silu(x)
 
 
-class Mish(Module):
+class Mish(_InPlace):
     """x · tanh(softplus(x))."""
 
     def forward(self, x: Operand) -> Tensor:
         return activations.mish(x)
 
 
-class Hardsigmoid(Module):
+class Hardsigmoid(_InPlace):
     """x / 6 + ½, limited to 0 … 1."""
 
     def forward(self, x: Operand) -> Tensor:
         return activations.hardsigmoid(x)
 
 
-class Hardswish(Module):
+class Hardswish(_InPlace):
     """x · hardsigmoid(x)."""
 
     def forward(self, x: Operand) -> Tensor:
@@ -120,7 +127,7 @@ class GELU(Module):
 class LeakyReLU(Module):
     """x above 0, negative_slope · x below."""
 
-    def __init__(self, negative_slope: float = 0.01):
+    def __init__(self, negative_slope: float = 0.01, inplace: bool = False):
         self.negative_slope = check_number("LeakyReLU", "negative_slope", negative_slope, FINITE)
 
     def forward(self, x: Operand) -> Tensor:
@@ -130,7 +137,7 @@ class LeakyReLU(Module):
 class ELU(Module):
     """x above 0, alpha · (eˣ − 1) below."""
 
-    def __init__(self, alpha: float = 1.0):
+    def __init__(self, alpha: float = 1.0, inplace: bool = False):
         self.alpha = check_number("ELU", "alpha", alpha, FINITE)
 
     def forward(self, x: Operand) -> Tensor:
@@ -140,7 +147,7 @@ class ELU(Module):
 class CELU(Module):
     """x above 0, alpha · (e^(x / alpha) − 1) below."""
 
-    def __init__(self, alpha: float = 1.0):
+    def __init__(self, alpha: float = 1.0, inplace: bool = False):
         self.alpha = check_number("CELU", "alpha", alpha, POSITIVE)
 
     def forward(self, x: Operand) -> Tensor:
@@ -150,7 +157,7 @@ class CELU(Module):
 class Hardtanh(Module):
     """x limited to min_val … max_val."""
 
-    def __init__(self, min_val: float = -1.0, max_val: float = 1.0):
+    def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False):
         self.min_val = check_number("Hardtanh", "min_val", min_val, FINITE)
         self.max_val = check_number("Hardtanh", "max_val", max_val, FINITE)
 
@@ -161,7 +168,7 @@ class Hardtanh(Module):
 class Threshold(Module):
     """x above the threshold, otherwise the value."""
 
-    def __init__(self, threshold: float, value: float):
+    def __init__(self, threshold: float, value: float, inplace: bool = False):
         self.threshold = check_number("Threshold", "threshold", threshold, FINITE)
         self.value = check_number("Threshold", "value", value, FINITE)
 
@@ -255,7 +262,7 @@ class PReLU(Module):
 class RReLU(Module):
     """x above 0, slope · x below: a random slope in training, the mean of the bounds otherwise."""
 
-    def __init__(self, lower: float = 1 / 8, upper: float = 1 / 3):
+    def __init__(self, lower: float = 1 / 8, upper: float = 1 / 3, inplace: bool = False):
         self.lower = check_number("RReLU", "lower", lower, FRACTION)
         self.upper = check_number("RReLU", "upper", upper, FRACTION)
         if self.lower > self.upper:

@@ -19,6 +19,7 @@ from treadle.frontend.functions.shaping import (
     iota,
     permute,
     reshape,
+    squeeze,
     transpose,
     unsqueeze,
 )
@@ -141,7 +142,7 @@ class MultiheadAttention(Module):
     and values among groups of heads.
 
     Shapes: (T, N, embed_dim), (S, N, kdim), (S, N, vdim) → (T, N, embed_dim) and weights (N, T, S)
-    or None; N comes first with batch_first.
+    or None; N comes first with batch_first, and all may be without N.
     """
 
     def __init__(
@@ -199,6 +200,13 @@ class MultiheadAttention(Module):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         q, k, v = (as_tensor(t) for t in (query, key, value))
+        if q.ndim == k.ndim == v.ndim == 2:
+            axis = 0 if self.batch_first else 1
+            padding = None if key_padding_mask is None else unsqueeze(key_padding_mask, 0)
+            q, k, v = unsqueeze(q, axis), unsqueeze(k, axis), unsqueeze(v, axis)
+            kept = need_weights, attn_mask, average_attn_weights, is_causal
+            output, weights = self.forward(q, k, v, padding, *kept)
+            return squeeze(output, axis), None if weights is None else squeeze(weights, 0)
         for label, x in (("query", q), ("key", k), ("value", v)):
             if x.ndim != 3:
                 raise ShapeError(

@@ -145,7 +145,10 @@ class Flatten(Module):
 
 
 class Identity(Module):
-    """x itself: any shape → the same."""
+    """x itself: any shape → the same. Arguments are accepted, as in PyTorch, and change nothing."""
+
+    def __init__(self, *arguments: Any, **keywords: Any):
+        """Nothing is kept."""
 
     def forward(self, x: Any) -> Any:
         return x

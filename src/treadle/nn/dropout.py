@@ -18,7 +18,7 @@ from treadle.nn.module import Module
 class _Dropout(Module):
     """What is zeroed together has one random draw; the rest is scaled by 1 / (1 − p)."""
 
-    def __init__(self, p: float = 0.5):
+    def __init__(self, p: float = 0.5, inplace: bool = False):
         self.p = check_number(type(self).__name__, "p", p, PROBABILITY)
 
     def drawn(self, x: Tensor) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ class Dropout3d(_ChannelDropout):
 class AlphaDropout(Module):
     """Dropout for SELU: elements become its lowest value, and mean and variance stay."""
 
-    def __init__(self, p: float = 0.5):
+    def __init__(self, p: float = 0.5, inplace: bool = False):
         self.p = check_number(type(self).__name__, "p", p, PROBABILITY)
 
     def drawn(self, x: Tensor) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from treadle.frontend.functions.padding import MODES, pad
 from treadle.frontend.functions.reductions import max as max_over
 from treadle.frontend.functions.reductions import mean, shard_sum, var
 from treadle.frontend.functions.reductions import sum as sum_over
-from treadle.frontend.functions.shaping import reshape, unsqueeze
+from treadle.frontend.functions.shaping import reshape, unsqueeze, zeros_like
 from treadle.frontend.scopes import bind1
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.ir import composites as c
@@ -83,12 +83,7 @@ class Embedding(Module):
         return table
 
     def forward(self, indices: Operand) -> Tensor:
-        rows = indexing.embedding(indices, self.weight)
-        if self.padding_idx is None:
-            return rows
-        # The value stays the table's; only the gradient of that row is cut.
-        from_table = unsqueeze(ne(indices, self.padding_idx), -1)
-        return where(from_table, rows, stop_gradient(rows))
+        return indexing.embedding(indices, self.weight, self.padding_idx)
 
 
 class LayerNorm(Module):
@@ -232,6 +227,14 @@ class Conv3d(_Conv):
     dims = 3
 
 
+def scale_and_shift(weight: Parameter | None, bias: Parameter | None) -> list[Tensor]:
+    """Both as tensors, zeros for a bias that is missing; none where there is no scale."""
+    if weight is None:
+        return []
+    scale = as_tensor(weight)
+    return [scale, zeros_like(scale) if bias is None else as_tensor(bias)]
+
+
 class _BatchNorm(Module):
     """Normalised per channel: by the batch in training, by running statistics otherwise."""
 
@@ -244,6 +247,8 @@ class _BatchNorm(Module):
         momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
+        *,
+        bias: bool = True,
     ):
         name = type(self).__name__
         self.num_features = check_whole(name, "num_features", num_features)
@@ -252,7 +257,7 @@ class _BatchNorm(Module):
             None if momentum is None else check_number(name, "momentum", momentum, FRACTION)
         )
         self.weight = Parameter((num_features,), init.ones) if affine else None
-        self.bias = Parameter((num_features,), init.zeros) if affine else None
+        self.bias = Parameter((num_features,), init.zeros) if affine and bias else None
         self.running_mean = State((num_features,), init.zeros) if track_running_stats else None
         self.running_var = State((num_features,), init.ones) if track_running_stats else None
         self.num_batches_tracked = (
@@ -271,14 +276,13 @@ class _BatchNorm(Module):
             return self._over_shards(value)
         if self.training or self.running_mean is None or self.running_var is None:
             self._track(value)
-            affine = [as_tensor(t) for t in (self.weight, self.bias) if t is not None]
+            affine = scale_and_shift(self.weight, self.bias)
             return bind1(c.BATCH_NORM, c.BatchNorm(float(self.eps)), value, *affine)
         centre, spread = as_tensor(self.running_mean), as_tensor(self.running_var)
         shape = (1, self.num_features, *(1,) * (value.ndim - 2))
         normal = (value - reshape(centre, shape)) * rsqrt(reshape(spread, shape) + self.eps)
-        if self.weight is None or self.bias is None:
-            return normal
-        return normal * reshape(self.weight, shape) + reshape(self.bias, shape)
+        affine = scale_and_shift(self.weight, self.bias)
+        return normal * reshape(affine[0], shape) + reshape(affine[1], shape) if affine else normal
 
     def _over_shards(self, x: Tensor) -> Tensor:
         """By the statistics of all shards of a data-parallel step."""
@@ -289,9 +293,8 @@ class _BatchNorm(Module):
         spread = shard_sum(sum_over(centred * centred, axes)) / count
         self._move(centre, spread * count / (count - 1))
         normal = centred * rsqrt(reshape(spread, shape) + self.eps)
-        if self.weight is None or self.bias is None:
-            return normal
-        return normal * reshape(self.weight, shape) + reshape(self.bias, shape)
+        affine = scale_and_shift(self.weight, self.bias)
+        return normal * reshape(affine[0], shape) + reshape(affine[1], shape) if affine else normal
 
     def _track(self, x: Tensor) -> None:
         """The running statistics, in training."""

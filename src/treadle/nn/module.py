@@ -24,6 +24,7 @@ from treadle.ir.graph import OutputKind
 from treadle.ir.types import TensorType
 from treadle.nn import init as initialisers
 from treadle.nn.init import Init
+from treadle.nn.spelling import takes_pytorchs
 
 
 class Declaration(Placeholder):
@@ -196,6 +197,11 @@ class Module:
     """Base of models. Attributes that are modules, parameters or states, or lists and dicts of
     them, are found and named by their path: "blocks.0.fc.weight".
     """
+
+    def __init_subclass__(cls, **keywords: Any):
+        super().__init_subclass__(**keywords)
+        if cls.__module__.startswith("treadle.nn.") and "__init__" in vars(cls):
+            cls.__init__ = takes_pytorchs(cls.__init__)  # type: ignore[method-assign]
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no forward")

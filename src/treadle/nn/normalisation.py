@@ -16,14 +16,22 @@ from treadle.frontend.scopes import bind1
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.ir import composites as c
 from treadle.nn import init
-from treadle.nn.layers import towards
+from treadle.nn.layers import scale_and_shift, towards
 from treadle.nn.module import Module, Parameter, State, update_on
 
 
 class GroupNorm(Module):
     """Mean 0 and variance 1 over groups of channels and all spatial axes: (N, C, …) → the same."""
 
-    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True):
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        *,
+        bias: bool = True,
+    ):
         self.num_groups = check_whole("GroupNorm", "num_groups", num_groups)
         self.num_channels = check_whole("GroupNorm", "num_channels", num_channels)
         if num_channels % num_groups:
@@ -34,7 +42,7 @@ class GroupNorm(Module):
             )
         self.eps = check_number("GroupNorm", "eps", eps, NOT_NEGATIVE)
         self.weight = Parameter((num_channels,), init.ones) if affine else None
-        self.bias = Parameter((num_channels,), init.zeros) if affine else None
+        self.bias = Parameter((num_channels,), init.zeros) if affine and bias else None
 
     def forward(self, x: Operand) -> Tensor:
         value = as_tensor(x)
@@ -49,7 +57,7 @@ def grouped_norm(
     x: Tensor, groups: int, eps: float, weight: Parameter | None, bias: Parameter | None
 ) -> Tensor:
     """Each group of channels of each image normalised by itself, then scaled and shifted."""
-    affine = [as_tensor(t) for t in (weight, bias) if t is not None]
+    affine = scale_and_shift(weight, bias)
     return bind1(c.GROUP_NORM, c.GroupNorm(groups, float(eps)), x, *affine) if x.size else x
 
 
@@ -73,13 +81,15 @@ class _InstanceNorm(Module):
         momentum: float = 0.1,
         affine: bool = False,
         track_running_stats: bool = False,
+        *,
+        bias: bool = True,
     ):
         name = type(self).__name__
         self.num_features = check_whole(name, "num_features", num_features)
         self.eps = check_number(name, "eps", eps, NOT_NEGATIVE)
         self.momentum = check_number(name, "momentum", momentum, FRACTION)
         self.weight = Parameter((num_features,), init.ones) if affine else None
-        self.bias = Parameter((num_features,), init.zeros) if affine else None
+        self.bias = Parameter((num_features,), init.zeros) if affine and bias else None
         self.running_mean = State((num_features,), init.zeros) if track_running_stats else None
         self.running_var = State((num_features,), init.ones) if track_running_stats else None
         self.num_batches_tracked = (

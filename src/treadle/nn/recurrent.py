@@ -19,6 +19,8 @@ from treadle.frontend.functions.shaping import (
     chunk,
     concat,
     iota,
+    reshape,
+    squeeze,
     stack,
     transpose,
     unsqueeze,
@@ -79,11 +81,13 @@ class _Recurrent(Module):
     ) -> tuple[Tensor, Carry]:
         """Outputs and final carries; sequences end at their lengths, if those are given."""
         sequence = as_tensor(x)
+        if sequence.ndim == 2 and sequence.shape[1] == self.input_size:
+            return self._one(sequence, initial, lengths)
         if sequence.ndim != 3 or sequence.shape[2] != self.input_size:
             raise ShapeError(
                 type(self).__name__,
                 f"x is {sequence.type}, the input size {self.input_size}",
-                "x is (T, N, features), or (N, T, features) with batch_first.",
+                "x is (T, N, features), (N, T, features) with batch_first, or (T, features).",
             )
         if self.batch_first:
             sequence = transpose(sequence, 0, 1)
@@ -103,6 +107,17 @@ class _Recurrent(Module):
             sequence = concat(outputs, -1)
         result = transpose(sequence, 0, 1) if self.batch_first else sequence
         return result, tuple(stack(parts) for parts in zip(*finals, strict=True))
+
+    def _one(
+        self, sequence: Tensor, initial: tuple[Operand, ...] | None, lengths: Operand | None
+    ) -> tuple[Tensor, Carry]:
+        """A sequence without a batch axis: (T, features), its states (layers · ways, hidden)."""
+        axis = 0 if self.batch_first else 1
+        states = None if initial is None else tuple(unsqueeze(t, 1) for t in initial)
+        if lengths is not None:
+            lengths = reshape(lengths, (1,))
+        output, carries = self.run(unsqueeze(sequence, axis), states, lengths)
+        return squeeze(output, axis), tuple(squeeze(t, 1) for t in carries)
 
     def _initial(self, sequence: Tensor, initial: tuple[Operand, ...] | None) -> Carry:
         ways = 2 if self.bidirectional else 1
@@ -184,7 +199,7 @@ class LSTM(_Recurrent):
     """Long short-term memory: `output, (h, c) = lstm(x)`.
 
     Shapes: (T, N, input_size) → (T, N, ways · hidden_size) and two of (layers · ways, N,
-    hidden_size); batch_first puts N first in x and in the output.
+    hidden_size); batch_first puts N first in x and in the output. All may be without N.
     """
 
     gates = 4
@@ -210,7 +225,7 @@ class GRU(_Recurrent):
     """Gated recurrent unit: `output, h = gru(x)`.
 
     Shapes: (T, N, input_size) → (T, N, ways · hidden_size) and (layers · ways, N, hidden_size);
-    batch_first puts N first in x and in the output.
+    batch_first puts N first in x and in the output. All may be without N.
     """
 
     gates = 3
@@ -235,7 +250,7 @@ class RNN(_Recurrent):
     """The plain recurrent layer, of tanh or relu: `output, h = rnn(x)`.
 
     Shapes: (T, N, input_size) → (T, N, ways · hidden_size) and (layers · ways, N, hidden_size);
-    batch_first puts N first in x and in the output.
+    batch_first puts N first in x and in the output. All may be without N.
     """
 
     gates = 1

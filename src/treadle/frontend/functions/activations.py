@@ -29,30 +29,32 @@ def _real(name: str, x: Operand) -> Tensor:
     return x
 
 
-def relu(x: Operand) -> Tensor:
+def relu(x: Operand, inplace: bool = False) -> Tensor:
     """max(x, 0); the gradient at 0 is 0."""
     return bind1(c.RELU, NONE, _real("relu", x))
 
 
-def leaky_relu(x: Operand, negative_slope: float = 0.01) -> Tensor:
+def leaky_relu(x: Operand, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
     """x above 0, negative_slope · x below."""
     x = _real("leaky_relu", x)
     return where(x > 0, x, x * negative_slope)
 
 
-def elu(x: Operand, alpha: float = 1.0) -> Tensor:
+def elu(x: Operand, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """x above 0, alpha · (eˣ − 1) below."""
     x = _real("elu", x)
     below = where(x > 0, 0, x)  # keeps exp from overflowing where it is not used
     return where(x > 0, x, expm1(below) * alpha)
 
 
-def relu6(x: Operand) -> Tensor:
+def relu6(x: Operand, inplace: bool = False) -> Tensor:
     """x limited to 0 … 6; the gradient at both ends is 0."""
     return hardtanh(x, 0.0, 6.0)
 
 
-def hardtanh(x: Operand, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+def hardtanh(
+    x: Operand, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
+) -> Tensor:
     """x limited to min_val … max_val; the gradient at both ends is 0."""
     low, high = (
         number_of("hardtanh", n, v) for n, v in (("min_val", min_val), ("max_val", max_val))
@@ -63,18 +65,18 @@ def hardtanh(x: Operand, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     return where(x <= low, low, where(x >= high, high, x))
 
 
-def threshold(x: Operand, threshold: float, value: float) -> Tensor:
+def threshold(x: Operand, threshold: float, value: float, inplace: bool = False) -> Tensor:
     """x above the threshold, otherwise the value."""
     x = _real("threshold", x)
     return where(x <= number_of("threshold", "threshold", threshold), value, x)
 
 
-def selu(x: Operand) -> Tensor:
+def selu(x: Operand, inplace: bool = False) -> Tensor:
     """The self-normalising exponential unit: scale · elu(x, alpha) with its two constants."""
     return elu(x, SELU_ALPHA) * SELU_SCALE
 
 
-def celu(x: Operand, alpha: float = 1.0) -> Tensor:
+def celu(x: Operand, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """x above 0, alpha · (e^(x / alpha) − 1) below."""
     x, alpha = _real("celu", x), number_of("celu", "alpha", alpha)
     if alpha <= 0:
@@ -83,19 +85,19 @@ def celu(x: Operand, alpha: float = 1.0) -> Tensor:
     return where(x > 0, x, expm1(below * (1 / alpha)) * alpha)
 
 
-def mish(x: Operand) -> Tensor:
+def mish(x: Operand, inplace: bool = False) -> Tensor:
     """x · tanh(softplus(x))."""
     x = _real("mish", x)
     return x * tanh(softplus(x))
 
 
-def hardsigmoid(x: Operand) -> Tensor:
+def hardsigmoid(x: Operand, inplace: bool = False) -> Tensor:
     """x / 6 + ½, limited to 0 … 1."""
     x = _real("hardsigmoid", x)
     return where(x <= -3, 0, where(x >= 3, 1, x * (1 / 6) + 0.5))
 
 
-def hardswish(x: Operand) -> Tensor:
+def hardswish(x: Operand, inplace: bool = False) -> Tensor:
     """x · hardsigmoid(x)."""
     x = _real("hardswish", x)
     is_low, is_high = x <= -3, x >= 3
@@ -165,7 +167,7 @@ def sigmoid(x: Operand) -> Tensor:
     return bind1(c.SIGMOID, NONE, _real("sigmoid", x))
 
 
-def silu(x: Operand) -> Tensor:
+def silu(x: Operand, inplace: bool = False) -> Tensor:
     """x · sigmoid(x), also called swish."""
     return bind1(c.SILU, NONE, _real("silu", x))
 

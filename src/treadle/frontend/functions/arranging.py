@@ -60,9 +60,9 @@ def tensor_split(
 def rot90(x: Operand, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     """Turned by k quarters from the first axis towards the second: (A, B) → (B, A) for odd k."""
     x = as_tensor(x)
-    axes = tuple(dims)
+    axes = tuple(dims) if isinstance(dims, Sequence) else ()
     if len(axes) != 2:
-        raise AxisError("rot90", f"dims = {axes}", "Give two axes.")
+        raise AxisError("rot90", f"dims = {dims!r}", "Give two axes.")
     first, second = (axis_of("rot90", a, x) for a in axes)
     if first == second:
         raise AxisError("rot90", f"dims {axes} of {x.type} name one axis twice", "Give two axes.")

@@ -255,7 +255,7 @@ def masked_fill(x: Operand, mask: Operand, value: Operand) -> Tensor:
     return where(mask, cast_to(new, given.dtype), given)
 
 
-def dropout(x: Operand, p: float = 0.5, training: bool = True) -> Tensor:
+def dropout(x: Operand, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Zero each element with probability p and scale the rest by 1 / (1 − p)."""
     check_number("dropout", "p", p, PROBABILITY)
     value = as_tensor(x)

@@ -12,7 +12,7 @@ from treadle.base.errors import ArgumentError, DTypeError, IndexRangeError, Shap
 from treadle.base.shapes import Shape, inverse_permutation, size_of
 from treadle.frontend.coerce import align, as_tensor
 from treadle.frontend.coerce import cast as cast_to
-from treadle.frontend.functions.arithmetic import where
+from treadle.frontend.functions.arithmetic import ne, stop_gradient, where
 from treadle.frontend.functions.shaping import (
     axis_of,
     fitted,
@@ -21,6 +21,7 @@ from treadle.frontend.functions.shaping import (
     permute,
     reshape,
     slice_along,
+    unsqueeze,
 )
 from treadle.frontend.scopes import bind1
 from treadle.frontend.spelling import takes_dim
@@ -124,9 +125,24 @@ def one_hot(indices: Operand, classes: int, dtype: object = dtypes.float32) -> T
 
 
 @takes_dim
-def embedding(indices: Operand, weight: Operand) -> Tensor:
-    """Rows of a table: indices (…), weight (rows, width) → (…, width), as F.embedding."""
+def embedding(indices: Operand, weight: Operand, padding_idx: int | None = None) -> Tensor:
+    """Rows of a table: indices (…), weight (rows, width) → (…, width), as F.embedding.
+
+    The row `padding_idx` gets no gradient.
+    """
     table = as_tensor(weight)
+    if padding_idx is not None:
+        count = table.shape[0] if table.ndim else 0
+        at = integer_of("embedding", "padding_idx", padding_idx)
+        if not -count <= at < count:
+            raise IndexRangeError(
+                "embedding",
+                f"padding_idx = {at} of {count} rows",
+                f"It lies between {-count} and {count - 1}.",
+            )
+        rows = embedding(indices, table)
+        from_table = unsqueeze(ne(indices, at % count), -1)
+        return where(from_table, rows, stop_gradient(rows))
     if table.ndim != 2:
         raise ShapeError("embedding", f"the table is {table.type}", "It is (rows, width).")
     if not isinstance(indices, (Tensor, Placeholder)):
