@@ -346,6 +346,38 @@ def test_rows_eagerly(name: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+SHORT = (
+    "sum prod max min mean median var std logsumexp softmax log_softmax cumsum cumprod cummax cummin "
+    "logcumsumexp sort argmax argmin any all argsort norm quantile diff layer_norm rms_norm"
+).split()
+REFUSED = {("logsumexp", 0): "the logarithm of no terms, which PyTorch has as −∞, is refused"}
+
+
+@pytest.mark.parametrize("length", [0, 1])
+@pytest.mark.parametrize("name", SHORT)
+def test_rows_of_one_element_or_none(name: str, length: int) -> None:
+    """As PyTorch's, or refused where that refuses it."""
+    row, x = AXIS[name], np.full((2, length), -3.0)
+    leaf = torch.tensor(x, requires_grad=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            value = row.theirs(leaf)
+    except (IndexError, RuntimeError):
+        value = None
+    if value is None or (name, length) in REFUSED:
+        with pytest.raises(td.TreadleError):
+            row.ours(td.tensor(x))
+        return
+    value_held = value.numpy(force=True)
+    np.testing.assert_allclose(row.ours(td.tensor(x)).numpy(), value_held, rtol=1e-12)
+    if value.requires_grad and value.numel():
+        (slope,) = torch.autograd.grad(value.sum(), leaf)
+        found = td.grad(lambda x: row.ours(x).sum())(td.tensor(x)).numpy()
+        if np.isfinite(value_held).all():
+            np.testing.assert_allclose(found, slope.numpy(), rtol=1e-12, atol=1e-15)
+
+
 @pytest.mark.parametrize("target", ["native", pytest.param(AVX2, marks=pytest.mark.slow)])
 def test_rows_compiled(target: str) -> None:
     """Values and gradients of all rows in float32, in one program."""
