@@ -23,6 +23,7 @@ from treadle.frontend.functions.shaping import (
     eye,
     iota,
     roll,
+    squeeze,
     transpose,
     unsqueeze,
 )
@@ -187,7 +188,8 @@ def multilabel_margin(input: Operand, target: Operand, reduction: str = "mean") 
             "Both are (N, classes); the target is of class indices, −1 after the last.",
         )
     if x.ndim == 1:
-        return multilabel_margin(unsqueeze(x, 0), unsqueeze(y, 0), reduction)
+        found = multilabel_margin(unsqueeze(x, 0), unsqueeze(y, 0), reduction)
+        return squeeze(as_tensor(found), 0) if reduction == "none" else found
     classes = x.shape[1]
     # A label counts while no −1 stands before it.
     ended = _running_any(y < 0)

@@ -11,7 +11,7 @@ from treadle.frontend.coerce import as_tensor
 from treadle.frontend.functions import pooling, shaping
 from treadle.frontend.functions.arithmetic import pow, rsqrt
 from treadle.frontend.functions.reductions import mean, var
-from treadle.frontend.functions.shaping import reshape
+from treadle.frontend.functions.shaping import reshape, squeeze, unsqueeze
 from treadle.frontend.scopes import bind1
 from treadle.frontend.tensor import Operand, Tensor
 from treadle.ir import composites as c
@@ -98,6 +98,8 @@ class _InstanceNorm(Module):
 
     def forward(self, x: Operand) -> Tensor:
         value = as_tensor(x)
+        if value.ndim == self.dims + 1:  # one image, without an axis of images
+            return squeeze(self.forward(unsqueeze(value, 0)), 0)
         if value.ndim != self.dims + 2 or value.shape[1] != self.num_features:
             raise ShapeError(
                 type(self).__name__,

@@ -149,7 +149,7 @@ def mean(x: Operand, axis: Axes = None, keepdims: bool = False, dtype: object = 
 def var(
     x: Operand,
     axis: Axes = None,
-    correction: float | None = 1,
+    correction: int | None = 1,
     keepdims: bool = False,
     unbiased: bool | None = None,
 ) -> Tensor:
@@ -175,7 +175,7 @@ def var(
 def std(
     x: Operand,
     axis: Axes = None,
-    correction: float | None = 1,
+    correction: int | None = 1,
     keepdims: bool = False,
     unbiased: bool | None = None,
 ) -> Tensor:
