@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,12 @@ from treadle.ir.graph import Value as TensorValue
 from treadle.kernel.evidence import Passage
 from treadle.kernel.target import CPU
 from treadle.nn.tracing import Inputs
-from treadle.pipeline import StepRecipe, build_step
+from treadle.pipeline import StepRecipe, build_step, recognise
+from treadle.recognition import search
 from treadle.schedule import keep
 from treadle.schedule.schedule import schedule
 from treadle.verify.certificate import replay
+from treadle.verify.normal_form.decide import all_spent
 from treadle_checker import certificate
 from treadle_checker.budget import Budget
 from treadle_checker.certificate import check_bytes
@@ -264,3 +267,30 @@ def test_logarithms_of_few_elements_are_few_calls(monkeypatch: pytest.MonkeyPatc
     assert np.array_equal(exponents, known)
     assert np.array_equal(signs, [0, 1, 0, 1])
     assert 0 < calls <= 8
+
+
+def test_recognition_counts_all_that_it_compares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms of different widths are compared one by one, until a budget is spent."""
+
+    def norms(x: Tensor, *weights: Tensor) -> Tensor:
+        for w in weights:
+            x = x @ w
+            centred = x - x.mean(-1, keepdims=True)
+            x = centred / td.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+        return x
+
+    widths = [16, 20, 24, 28, 32]
+    graph = td.trace(norms, td.Spec((8, 16)), *map(td.Spec, pairwise(widths)))
+
+    def found(most: int) -> tuple[int, int]:
+        monkeypatch.setattr(search, "MOST", most)
+        before = all_spent()
+        ops = [n.op.name for n in recognise(graph).nodes]
+        return ops.count("layer_norm"), all_spent() - before
+
+    every, spent = found(search.MOST)
+    assert every == len(widths) - 1
+    some, less = found(spent // 2)
+    assert 0 < some < every
+    assert less < spent
+    assert found(0)[0] == 0

@@ -31,13 +31,14 @@ from treadle.recognition.unflattened import unflattened
 from treadle.recognition.unmerged import unmerged
 from treadle.rules.expansion import expand
 from treadle.verify import normal_form
-from treadle.verify.normal_form import Assumption
+from treadle.verify.normal_form import Assumption, decide
 
 ALLOWED = normal_form.EXACT | {Assumption.ROUNDED_CONSTANTS}
 UNEQUAL = "the normal forms differ"
 MOST_ULPS = 2  # between two constants that are taken for the same number
 MOST_ELEMENTS = 1 << 20  # of all tensors of a region that is evaluated: chosen, 0.1 s
 MOST_PRODUCTS = 1 << 24
+ELEMENTS_OF_A_PRODUCT = 256  # evaluated in the time of a product of atoms: 0.1 s and 25 µs above
 MOST_LOGARITHMS = 256  # 0.02 s each time: one is found by a thousand steps
 
 
@@ -107,6 +108,7 @@ def _equal(left: Graph, right: Graph, allowed: frozenset[Assumption] = ALLOWED) 
         return Verdict(Exactness.ROUNDED if is_rounded else Exactness.EXACT, Status.PROVED)
     if proof.reason == UNEQUAL or not _is_small(left) or not _is_small(right):
         return None
+    decide.spend(sum(map(_elements, (left, right))) // ELEMENTS_OF_A_PRODUCT)
     is_same = equal_graphs(left, right, _indices(left, right))
     return Verdict(Exactness.EXACT, Status.TESTED) if is_same else None
 
@@ -137,8 +139,14 @@ def _classes(graph: Graph) -> int:
 def _is_small(graph: Graph) -> bool:
     if sum(n.types[0].size for n in graph.nodes if n.op is e.LOG) > MOST_LOGARITHMS:
         return False
-    elements = sum(t.size for n in graph.nodes for t in n.types)
-    return elements <= MOST_ELEMENTS and sum(map(_products, _contractions(graph))) <= MOST_PRODUCTS
+    return (
+        _elements(graph) <= MOST_ELEMENTS
+        and sum(map(_products, _contractions(graph))) <= MOST_PRODUCTS
+    )
+
+
+def _elements(graph: Graph) -> int:
+    return sum(t.size for n in graph.nodes for t in n.types)
 
 
 def _contractions(graph: Graph) -> Iterable[dict[str, int]]:

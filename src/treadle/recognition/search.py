@@ -35,11 +35,12 @@ from treadle.recognition.regions import (
     no_sides,
     of_shape,
 )
-from treadle.verify.normal_form.decide import products_spent
+from treadle.verify.normal_form.decide import all_spent, products_spent
 
 # What comparisons may cost that come to nothing, of a graph, in products of atoms: about a second;
 # and for each of its nodes; and what a look at a region costs, which takes as long as some.
 MOST_IN_VAIN, FOR_A_NODE, LOOK = 40_000, 50, 5
+MOST = 2**19  # of all that is compared, found or not: 15 s at about 28 µs each
 MOST_NODES = 32  # of a region of one float: a group norm that is written out has 20
 
 
@@ -61,7 +62,7 @@ class Search:
         self._is_differentiated = is_differentiated
         self._attentions: dict[tuple[Graph, Graph], Verdict | None] = {}
         self._known: dict[tuple[Propose, Graph], tuple[Graph, Verdict] | None] = {}
-        self._left = MOST_IN_VAIN + FOR_A_NODE * nodes
+        self._left, self._most = MOST_IN_VAIN + FOR_A_NODE * nodes, MOST
 
     def compared(self, propose: Propose, region: Graph) -> tuple[Graph, Verdict] | None:
         """The first proposal that a region is; none of a region with an empty value."""
@@ -74,9 +75,11 @@ class Search:
 
     def _judged(self, region: Graph, proposal: Graph) -> Verdict | None:
         """A verdict, as long as those that came to nothing have not cost too much."""
-        if self._left <= 0:
+        if self._left <= 0 or self._most <= 0:
             return None
+        before = all_spent()
         verdict = judge(region, proposal)
+        self._most -= len(region.nodes) + all_spent() - before
         if verdict is None:
             self._left -= len(region.nodes) + products_spent()
         return verdict

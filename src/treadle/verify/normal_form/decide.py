@@ -84,6 +84,16 @@ def products_spent() -> int:
     return MOST_PRODUCTS - BUDGET.left
 
 
+def all_spent() -> int:
+    """Products of atoms of all forms of this thread so far, and what was spent beside them."""
+    return BUDGET.spent + products_spent()
+
+
+def spend(products: int) -> None:
+    """Count work beside forms that takes as long as so many products."""
+    BUDGET.spent += products
+
+
 def _work(graph: Graph, allowed: Iterable[Assumption], unrolled: int) -> Work:
     integers = set()
     for position in graph.leaves.values():
@@ -94,7 +104,7 @@ def _work(graph: Graph, allowed: Iterable[Assumption], unrolled: int) -> Work:
 
 
 def _normal_form(graph: Graph, work: Work, sizes: Sizes) -> NormalForm:
-    BUDGET.left = MOST_PRODUCTS
+    BUDGET.spent, BUDGET.left = all_spent(), MOST_PRODUCTS
     graph = opened(graph)
     if any(0 in t.shape for n in graph.nodes for t in n.types):
         raise BudgetError("a tensor without elements: sizes are at least 1 here")

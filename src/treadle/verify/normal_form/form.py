@@ -35,6 +35,7 @@ class _Budget(local):
     """Products of atoms that a thread may still make."""
 
     left = 0
+    spent = 0  # by all forms of a thread before this one, and by what else is counted
 
 
 BUDGET = _Budget()
