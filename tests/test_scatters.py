@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from test_kernels import run as interpreted
 from treadle.base import dtypes
 from treadle.base.dtypes import DType
 from treadle.base.errors import GraphError
+from treadle.codegen.cuda.driver import render_program
 from treadle.domains.float64 import evaluate_float64
 from treadle.frontend.scopes import bind1
 from treadle.ir.graph import Graph
@@ -178,3 +180,29 @@ def test_who_may_meet() -> None:
 
 def test_the_text_says_so() -> None:
     assert "+= x[2*i + c] in any order" in to_text(adding(True))
+
+
+def fused() -> Graph:
+    """Sums that a group of threads has in memory of its own, and goes on with."""
+
+    def f(x: td.Tensor, at: td.Tensor) -> td.Tensor:
+        sums = bind1(SCATTER_ADD, ScatterAdd(1, 8, 1), x, at)
+        return sums / (1 + (sums * sums).sum((1, 2), keepdims=True))
+
+    return td.trace(f, TensorType((700, 40, 8), F32), TensorType((700, 40), I32))
+
+
+@needs_host
+def test_sums_in_the_memory_of_a_group() -> None:
+    """Packs are added to in global memory alone: the instruction has no other form."""
+    graph, rng = fused(), np.random.default_rng(0)
+    x = rng.standard_normal((700, 40, 8)).astype(np.float32)
+    arrays = {"x": x, "at": rng.integers(0, 8, (700, 40)).astype(np.int32)}
+    program = schedule(graph, target=ALONE)
+    near = {b.name for k in program.distinct() for b in k.scratch}
+    adds = [s for k in program.distinct() for s in walk(k.body) if isinstance(s, Update)]
+    assert any(s.buffer in near and s.shared for s in adds), "the case has such sums"
+    text = "\n".join(render_program(program).parts)
+    assert not re.search(r"add_pack<\d+>\(s\d", text)
+    (found,), (expected,) = run_on_host(program, arrays), evaluate_float64(graph, arrays)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
