@@ -307,9 +307,7 @@ for _n in (1, 2, 3):
     _f = f"nn.functional.{{}}{_n}d".format
     ADAPTERS[_f("conv")] = td.conv
     ADAPTERS[_f("conv_transpose")] = td.conv_transpose
-    ADAPTERS[_f("adaptive_avg_pool")] = lambda x, size, _n=_n: td.adaptive_avg_pool(
-        x, _each(size, _n)
-    )
+    ADAPTERS[_f("adaptive_avg_pool")] = _adaptive_avg_pool(_n)
     ADAPTERS[_f("adaptive_max_pool")] = _adaptive_max_pool(_n)
     ADAPTERS[_f("avg_pool")] = _avg_pool(_n)
     ADAPTERS[_f("max_pool")] = _max_pool(_n)
