@@ -74,6 +74,7 @@ ELEMENTWISE = [
     *alike("special.entr", *((positive(*s),) for s in SHAPES)),
     *two("xlogy", normal, positive),
     *(row("polygamma", lambda x, n=n: td.polygamma(n, x), lambda x, n=n: torch.polygamma(n, x), positive(*s)) for s, n in zip(SHAPES, (0, 1, 2, 3, 1))),
+    *(Row(n, getattr(td, n), getattr(torch, n), (positive(*s), positive(*s)), False) for n in ("igamma", "igammac") for s in SHAPES),
     *alike("signbit", *((normal(*s),) for s in SHAPES)),
 ]  # fmt: skip
 

@@ -248,8 +248,6 @@ def test_functions_of_one_name_and_two_meanings_say_so() -> None:
 # Names of PyTorch whose neighbours would be guessed, which no user of a model writes.
 GUESSED = {
     "IntTensor", "LoggerBase", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d", "histogramdd",
-    "igamma",
-    "igammac",
     "iinfo", "indices_copy", "is_distributed", "native_channel_shuffle", "Container",
 }  # fmt: skip
 

@@ -262,6 +262,7 @@ TITLES = {
     "transforms": "Differentiation and batching", "vmap": "Differentiation and batching",
     "arithmetic": "Elementwise", "elementary": "Elementwise", "gamma": "Elementwise",
     "special": "Elementwise",
+    "incomplete_gamma": "Elementwise",
     "powers": "Elementwise",
     "activations": "Activations and normalisation",
     "linear": "Matmul, convolution, attention",

@@ -198,6 +198,8 @@ from treadle.frontend.functions.images import interpolate as interpolate
 from treadle.frontend.functions.images import pixel_shuffle as pixel_shuffle
 from treadle.frontend.functions.images import pixel_unshuffle as pixel_unshuffle
 from treadle.frontend.functions.images import unfold as unfold
+from treadle.frontend.functions.incomplete_gamma import igamma as igamma
+from treadle.frontend.functions.incomplete_gamma import igammac as igammac
 from treadle.frontend.functions.indexing import embedding as embedding
 from treadle.frontend.functions.indexing import one_hot as one_hot
 from treadle.frontend.functions.indexing import scatter_add as scatter_add

@@ -11,6 +11,8 @@ from treadle.frontend.functions.gamma import digamma as digamma
 from treadle.frontend.functions.gamma import digamma as psi
 from treadle.frontend.functions.gamma import lgamma as gammaln
 from treadle.frontend.functions.gamma import polygamma as polygamma
+from treadle.frontend.functions.incomplete_gamma import igamma as gammainc
+from treadle.frontend.functions.incomplete_gamma import igammac as gammaincc
 from treadle.frontend.functions.reductions import logsumexp as logsumexp
 from treadle.frontend.functions.special import entr as entr
 from treadle.frontend.functions.special import erfc as erfc
@@ -21,7 +23,8 @@ from treadle.frontend.functions.special import ndtr as ndtr
 from treadle.frontend.functions.special import xlogy as xlogy
 
 __all__ = [
-    "digamma", "entr", "erf", "erfc", "erfinv", "expit", "expm1", "gammaln", "log1p",
+    "digamma", "entr", "erf", "erfc", "erfinv", "expit", "expm1", "gammainc", "gammaincc",
+    "gammaln", "log1p",
     "log_ndtr", "log_softmax", "logit", "logsumexp", "ndtr", "polygamma", "psi", "round",
     "softmax", "xlogy",
 ]  # fmt: skip

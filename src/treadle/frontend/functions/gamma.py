@@ -137,6 +137,12 @@ def _shifted(x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
     return where(is_small, x + shift, x), where(is_small, x, 1), is_small, shift
 
 
+def stirling_rest(x: Tensor) -> Tensor:
+    """log Γ(x) − (x − ½) log x + x − ½ log 2π, for x ≥ 8."""
+    terms = [b / (2 * k * (2 * k - 1)) for k, b in enumerate(_BERNOULLI, 1)]
+    return _series(terms, 1 / x) / x
+
+
 def _series(terms: list[float], inverse: Tensor) -> Tensor:
     """Σ terms[k] / z²ᵏ, by Horner's rule."""
     square = inverse * inverse
