@@ -11,6 +11,30 @@ from treadle.interop.onnx.reader.program import MOST_STEPS, Body, Program, Step
 from treadle.interop.onnx.reader.tensors import Folder
 
 LEAST_OPSET, MOST_OPSET = 13, 28
+# Operators whose older definitions mean the same: later ones added element types, negative axes,
+# attributes with neutral defaults, or operands in place of attributes that are read too. The number
+# is the oldest definition that is read; those before broadcast otherwise, or were defined loosely.
+SAME_SINCE = {
+    **dict.fromkeys(("Cast", "Gather", "Identity", "If", "LRN", "Loop", "Conv"), 1),
+    **dict.fromkeys(("ArgMax", "ArgMin", "DepthToSpace", "Flatten", "MatMul", "Shape", "Size"), 1),
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax"), 1),
+    **dict.fromkeys(("ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"), 1),
+    **dict.fromkeys(("SpaceToDepth", "Squeeze", "Transpose", "Unsqueeze"), 1),
+    **dict.fromkeys(("LpPool", "Split"), 2),
+    "Concat": 4,
+    "Reshape": 5,
+    **dict.fromkeys(("Abs", "Ceil", "Exp", "Floor", "Log", "Neg", "Reciprocal", "Relu"), 6),
+    **dict.fromkeys(("Sigmoid", "Sqrt", "Tanh", "Tile"), 6),
+    **dict.fromkeys(("Add", "Div", "Equal", "Gemm", "Greater", "Less", "Mul", "Pow", "Sub"), 7),
+    **dict.fromkeys(("AveragePool", "Dropout", "PRelu"), 7),
+    **dict.fromkeys(("Expand", "Max", "MaxPool", "Mean", "Min", "Sum"), 8),
+    **dict.fromkeys(("Compress", "Erf", "IsNaN", "MeanVarianceNormalization", "NonZero"), 9),
+    **dict.fromkeys(("OneHot", "Scan", "Scatter", "Sign", "Upsample"), 9),
+    **dict.fromkeys(("DequantizeLinear", "Mod", "QuantizeLinear", "Slice", "TopK"), 10),
+    **dict.fromkeys(("Clip", "Constant", "GatherElements", "GatherND", "Pad"), 11),
+    **dict.fromkeys(("ScatterElements", "ScatterND"), 11),
+    **dict.fromkeys(("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), 12),
+}
 
 
 def all_steps(body: Body) -> Iterator[Step]:
@@ -61,12 +85,14 @@ def _is_covered(op: str, opset: int) -> bool:
     if opset > defs.onnx_opset_version() or opset < 1:
         return False
     try:
-        version = defs.get_schema(op, opset).since_version
-        return bool(
-            LEAST_OPSET <= opset <= MOST_OPSET
-            or (opset < LEAST_OPSET and version == defs.get_schema(op, LEAST_OPSET).since_version)
-            or (opset > MOST_OPSET and version <= MOST_OPSET)
-        )
+        schema = defs.get_schema(op, opset)
+        if schema.deprecated:
+            return False
+        version = schema.since_version
+        if opset >= LEAST_OPSET:
+            return opset <= MOST_OPSET or version <= MOST_OPSET
+        least = defs.get_schema(op, LEAST_OPSET).since_version
+        return version >= min(SAME_SINCE.get(op, least), least)
     except defs.SchemaError:  # it came later
         return False
 

@@ -28,8 +28,11 @@ from treadle.interop.onnx.reader.operators import quantized as quantized
 from treadle.interop.onnx.reader.operators import recurrent as recurrent
 from treadle.interop.onnx.reader.operators import reductions as reductions
 from treadle.interop.onnx.reader.operators import resizing as resizing
+from treadle.interop.onnx.reader.operators import sampling as sampling
 from treadle.interop.onnx.reader.operators import sequences as sequences
 from treadle.interop.onnx.reader.operators import shaping as shaping
+from treadle.interop.onnx.reader.operators import signals as signals
+from treadle.interop.onnx.reader.operators import stateful as stateful
 from treadle.interop.onnx.reader.program import Body, Port, Program, Reading
 from treadle.interop.onnx.reader.run import Run
 from treadle.interop.onnx.reader.tensors import Folder

@@ -19,7 +19,7 @@ from treadle.frontend.functions import reductions as red
 from treadle.frontend.functions.indexing import take
 from treadle.frontend.functions.shaping import iota, ones
 from treadle.frontend.tensor import Tensor
-from treadle.interop.onnx.library import held_dtype
+from treadle.interop.onnx.library import DTYPES, held_dtype
 from treadle.interop.onnx.reader.calls import OPERATORS, Call, Operator, Value, operator
 
 UNARY: dict[str, Callable[[Value], Tensor]] = {
@@ -138,13 +138,21 @@ def _mean(call: Call, *values: Value) -> Tensor:
 
 @operator("BitShift")
 def _bit_shift(call: Call, x: Value, y: Value) -> Tensor:
-    dtype = dtype_of(x)
-    if dtype.kind != "uint":
-        raise call.refuse(f"of {dtype}", "Integers without a sign are read.")
-    powers = np.array([1 << i for i in range(dtype.bits)], dtype.numpy)
-    factor = take(as_tensor(powers), cast_to(as_tensor(y), dtypes.int32))
+    """By a power of two; all bits leave where the shift is negative or as wide as the integer."""
+    dtype, shift = dtype_of(x), as_tensor(y)
+    if not dtype.is_integer:
+        raise call.refuse(f"of {dtype}", "Integers are shifted.")
     is_left = call.choice("direction", "", ("LEFT", "RIGHT")) == "LEFT"
-    return a.mul(x, factor) if is_left else a.floor_divide(x, factor)
+    is_signed = dtype.kind == "int"
+    # The highest power of a signed integer is negative: to the right, only the sign is left by it.
+    most = dtype.bits - 1 if is_signed and not is_left else dtype.bits
+    powers = np.array([1 << i for i in range(most)], f"u{dtype.itemsize}").astype(dtype.numpy)
+    is_inside = a.logical_and(a.ge(shift, 0), a.lt(shift, most))
+    factor = take(as_tensor(powers), cast_to(a.where(is_inside, shift, 0), dtypes.int32))
+    if is_left:
+        return a.where(is_inside, a.mul(x, factor), 0)
+    rest = a.where(a.lt(x, 0), -1, 0) if is_signed else 0
+    return a.where(is_inside, a.floor_divide(x, factor), cast_to(as_tensor(rest), dtype))
 
 
 @operator("IsInf")
@@ -176,6 +184,21 @@ def _cast(call: Call, x: Value) -> Tensor:
     return cast_to(as_tensor(x), dtype)
 
 
+@operator("BitCast")
+def _bit_cast(call: Call, x: Value) -> Value:
+    """The same bits as another type: of integers, or of numbers that are known while tracing."""
+    old, new = dtype_of(x), DTYPES.get(call.integer("to"))
+    if new is None or old.itemsize != new.itemsize:
+        raise call.refuse(f"{old} to the element type {call.integer('to')}", "Widths are equal.")
+    if old is new:
+        return x
+    if isinstance(x, np.ndarray):
+        return x.view(new.numpy)
+    if old.is_float or new.is_float or new is dtypes.bool_:
+        raise call.refuse(f"bits of {old} as {new}", "Such numbers must be known while tracing.")
+    return cast_to(as_tensor(x), new)
+
+
 @operator("CastLike")
 def _cast_like(call: Call, x: Value, other: Value) -> Tensor:
     return cast_to(as_tensor(x), dtype_of(other))
@@ -191,7 +214,7 @@ def _dropout(call: Call, x: Value, ratio: Value = None, training: Value = None) 
         if call.is_read(1):
             raise call.refuse("the mask of a dropout that is training is read")
         return [el.dropout(tensor, part)]
-    return [tensor, ones(tensor.shape, dtypes.bool_)]
+    return [tensor, ones(tensor.shape, dtypes.bool_ if call.opset >= 10 else tensor.dtype)]
 
 
 # Activations
@@ -237,6 +260,15 @@ _with("HardSigmoid", _hard_sigmoid, alpha=0.2, beta=0.5)
 _with("Shrink", _shrink, bias=0.0, lambd=0.5)
 _with("Swish", _swish, alpha=1.0)
 _with("ThresholdedRelu", _thresholded, alpha=1.0)
+
+
+@operator("SwiGLU")
+def _swiglu(call: Call, x: Value, gate: Value) -> Tensor:
+    """x · sigmoid(alpha · x), times the second operand."""
+    left, right = as_tensor(x), as_tensor(gate)
+    if left.type != right.type:
+        raise call.refuse(f"{left.type} and {right.type}", "Both have one shape and dtype.")
+    return _swish(left, call.real("alpha", 1.0)) * right
 
 
 @operator("Gelu")

@@ -17,7 +17,7 @@ from treadle.frontend.functions.indexing import scatter_add, take, take_along_ax
 from treadle.frontend.tensor import Tensor
 from treadle.interop.onnx.reader.calls import Call, Value, operator
 
-REDUCTIONS = ("none", "add", "max", "min")
+REDUCTIONS = ("none", "add", "mul", "max", "min")
 
 
 def wrapped(call: Call, indices: Value, size: int) -> Tensor:
@@ -85,11 +85,12 @@ def _gather_nd(call: Call, x: Value, indices: Value) -> Tensor:
     return s.reshape(take(rows, flat), (*shape[:-1], *rest))
 
 
-def _scattered(call: Call, x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
+def scattered(x: Tensor, places: Tensor, updates: Tensor, reduction: str = "none") -> Tensor:
     """A vector, or rows of one, with updates at some places."""
-    reduction = call.choice("reduction", "none", REDUCTIONS)
     if reduction == "add":
         return scatter_add(x, places, updates)
+    if reduction == "mul":
+        return x * segments.segments_folded(updates, places, x.shape[0], _product, 1)
     hits = scatter_add(
         s.zeros((x.shape[0],), dtypes.int32), places, s.ones(places.shape, dtypes.int32)
     )
@@ -106,6 +107,10 @@ def _scattered(call: Call, x: Tensor, places: Tensor, updates: Tensor) -> Tensor
     return a.where(is_hit, combine(x, extreme), x)
 
 
+def _product(earlier: Tensor, found: Tensor, takes: Tensor) -> Tensor:
+    return a.where(takes, earlier * found, found)
+
+
 @operator("ScatterND")
 def _scatter_nd(call: Call, x: Value, indices: Value, updates: Value) -> Tensor:
     tensor, update = as_tensor(x), as_tensor(updates)
@@ -118,11 +123,12 @@ def _scatter_nd(call: Call, x: Value, indices: Value, updates: Value) -> Tensor:
     count = math.prod(shape[:-1])
     places = s.reshape(_places(call, indices, sizes), (count,))
     rows = s.reshape(tensor, (math.prod(sizes), *rest))
-    found = _scattered(call, rows, places, s.reshape(update, (count, *rest)))
+    reduction = call.choice("reduction", "none", REDUCTIONS)
+    found = scattered(rows, places, s.reshape(update, (count, *rest)), reduction)
     return s.reshape(found, tensor.shape)
 
 
-@operator("ScatterElements")
+@operator("ScatterElements", "Scatter")
 def _scatter_elements(call: Call, x: Value, indices: Value, updates: Value) -> Tensor:
     tensor, update = as_tensor(x), as_tensor(updates)
     axis = call.axis(call.integer("axis", 0), tensor.ndim)
@@ -136,7 +142,8 @@ def _scatter_elements(call: Call, x: Value, indices: Value, updates: Value) -> T
         flat = flat + line * stride
     vector = s.reshape(tensor, (tensor.size,))
     count = (index.size,)
-    found = _scattered(call, vector, s.reshape(flat, count), s.reshape(update, count))
+    reduction = call.choice("reduction", "none", REDUCTIONS)
+    found = scattered(vector, s.reshape(flat, count), s.reshape(update, count), reduction)
     return s.reshape(found, tensor.shape)
 
 

@@ -88,7 +88,7 @@ def pads_of(call: Call, sizes: Shape, kernel: Shape, strides: Shape, dilations: 
 
 
 @operator("Conv")
-def _conv(call: Call, x: Value, w: Value, bias: Value = None) -> Tensor:
+def convolution(call: Call, x: Value, w: Value, bias: Value = None) -> Tensor:
     tensor, weight = linear.aligned(x, w)
     dims, groups = weight.ndim - 2, call.integer("group", 1)
     if dims < 1 or tensor.ndim != weight.ndim or groups < 1:
@@ -100,10 +100,10 @@ def _conv(call: Call, x: Value, w: Value, bias: Value = None) -> Tensor:
     pads = pads_of(call, tensor.shape[2:], kernel, strides, dilations)
     linear.check_kernel("conv", tensor, kernel, dilations, pads)
     found = bind1(c.CONV, c.Conv(strides, pads, dilations, groups), tensor, weight)
-    return found if bias is None else found + _channels(bias, dims)
+    return found if bias is None else found + channels(bias, dims)
 
 
-def _channels(bias: Value, dims: int) -> Tensor:
+def channels(bias: Value, dims: int) -> Tensor:
     vector = as_tensor(bias)
     return s.reshape(vector, (*vector.shape, *(1,) * dims))
 
@@ -128,7 +128,7 @@ def _conv_transpose(call: Call, x: Value, w: Value, bias: Value = None) -> Tenso
         found = conv_transpose(tensor, weight, None, strides, 0, 0, groups, dilations)
         amounts = [(-low, e - high) for (low, high), e in zip(pads, extra, strict=True)]
         found = pad(found, [(0, 0), (0, 0), *amounts])
-    return found if bias is None else found + _channels(bias, dims)
+    return found if bias is None else found + channels(bias, dims)
 
 
 def _transposed_pads(call: Call, x: Tensor, whole: list[int], strides: Shape, extra: Shape) -> Pads:
@@ -151,8 +151,6 @@ def _transposed_pads(call: Call, x: Tensor, whole: list[int], strides: Shape, ex
 def _col2im(call: Call, x: Value, image: Value, block: Value) -> Tensor:
     size, kernel = call.whole(image, "the image's shape"), call.whole(block, "the block's shape")
     dims = len(size)
-    if dims != 2:
-        raise call.refuse(f"{dims} axes", "Two are read.")
     strides, dilations = (per_axis(call, n, dims) for n in ("strides", "dilations"))
     pads = pads_of(call, size, kernel, strides, dilations)
     whole = [n + low + high for n, (low, high) in zip(size, pads, strict=True)]

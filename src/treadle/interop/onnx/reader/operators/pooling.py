@@ -19,6 +19,7 @@ from treadle.frontend.functions.pooling import least
 from treadle.frontend.scopes import bind1
 from treadle.frontend.tensor import Tensor
 from treadle.interop.onnx.reader.calls import Call, Value, operator
+from treadle.interop.onnx.reader.operators.indexing import scattered, wrapped
 from treadle.interop.onnx.reader.operators.linear import Pads, pads_of, per_axis
 from treadle.ir import composites as c
 from treadle.ir.ops.linear import WINDOW, Window
@@ -81,6 +82,28 @@ def _max_pool(call: Call, x: Value) -> list[Tensor]:
     lead = s.reshape(number * math.prod(sizes), (*tensor.shape[:2], *(1,) * len(sizes)))
     indices = take_along_axis(_windows(pool, pad(places + lead, amounts, -1)), first, -1)
     return [s.squeeze(values, -1), s.squeeze(indices, -1)]
+
+
+@operator("MaxUnpool")
+def _max_unpool(call: Call, x: Value, indices: Value, shape: Value = None) -> Tensor:
+    """Values put back to the places among all elements that `MaxPool` gave."""
+    tensor, places = as_tensor(x), as_tensor(indices)
+    dims = tensor.ndim - 2
+    kernel, strides = (per_axis(call, name, dims) for name in ("kernel_shape", "strides"))
+    pads = call.integers("pads", (0,) * 2 * dims)
+    if places.shape != tensor.shape or dims < 1 or len(pads) != 2 * dims:
+        raise call.refuse(f"values {tensor.type}, indices {places.type}, pads {pads[:32]}")
+    sizes = list(tensor.shape[:2])
+    for i, n in enumerate(tensor.shape[2:]):
+        sizes.append((n - 1) * strides[i] + kernel[i] - pads[i] - pads[dims + i])
+    whole = list(sizes) if shape is None else list(call.whole(shape, "the shape"))
+    fits = len(whole) == len(sizes) and all(n <= m for n, m in zip(sizes, whole, strict=True))
+    if min(sizes) < 0 or not fits:
+        raise call.refuse(f"{sizes} elements in the shape {whole[:32]}")
+    empty = s.zeros((math.prod(sizes),), tensor.dtype)
+    flat = wrapped(call, s.reshape(places, (-1,)), math.prod(sizes))
+    found = s.reshape(scattered(empty, flat, s.reshape(tensor, (-1,))), tuple(sizes))
+    return pad(found, [(0, m - n) for n, m in zip(sizes, whole, strict=True)])
 
 
 def _counts(x: Tensor, pool: c.Pool, pads: Pads, beyond: Pads, with_padding: bool) -> np.ndarray:

@@ -1,8 +1,9 @@
-"""`Resize` and `GridSample`: elements between elements."""
+"""`Resize` and `Upsample`: elements between elements."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +13,6 @@ from treadle.frontend.coerce import cast as cast_to
 from treadle.frontend.functions import arithmetic as a
 from treadle.frontend.functions import linear
 from treadle.frontend.functions import shaping as s
-from treadle.frontend.functions.grids import PADDINGS, grid_sample
 from treadle.frontend.functions.indexing import take
 from treadle.frontend.tensor import Tensor
 from treadle.interop.onnx.reader.calls import Call, Value, operator
@@ -53,6 +53,13 @@ def _resize(
         return wide
     low, high = tensor.dtype.range()
     return cast_to(a.clamp(wide, low, high), tensor.dtype)
+
+
+@operator("Upsample")
+def _upsample(call: Call, x: Value, scales: Value) -> Tensor:
+    """The older name of `Resize`."""
+    set_ = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return _resize(replace(call, attributes={**call.attributes, **set_}), x, None, scales)
 
 
 def _targets(
@@ -183,20 +190,3 @@ def _nearest(call: Call, places: np.ndarray) -> np.ndarray:
     else:
         found = np.floor(places + 0.5)
     return found.astype(np.int64)
-
-
-# Elements at places that are data
-
-
-@operator("GridSample")
-def _grid_sample(call: Call, x: Value, grid: Value) -> Tensor:
-    """x (N, C, H, W) at places (N, H', W', 2), from −1 to 1."""
-    image, places = as_tensor(x), as_tensor(grid)
-    if image.ndim != 4 or places.ndim != 4 or places.shape[3] != 2:
-        raise call.refuse(f"{image.type} at {places.type}", "Images are read.")
-    mode = call.text("mode", "linear")
-    if mode not in ("linear", "bilinear", "nearest"):
-        raise call.refuse(f"mode is {mode[:40]!r}", "linear and nearest are read.")
-    mode = "nearest" if mode == "nearest" else "bilinear"
-    padding = call.choice("padding_mode", "zeros", PADDINGS)
-    return grid_sample(image, places, mode, padding, call.flag("align_corners"))
