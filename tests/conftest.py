@@ -56,6 +56,7 @@ TWICE = {
     "test_cold_and_warm": "test_a_constant_keeps_its_dtype",
     "test_found": "test_nested_scans_read_their_own_rows",
     "test_index_checks": "test_arrays_of_every_kind",
+    "test_onnx_cases": "test_some_cases_compiled_and_from_the_cache",
     "test_optimizers": "test_no_number_of_a_step_recompiles",
     "test_sizes_layers": "test_values_and_gradients[Linear]",
     "test_sizes_losses": "test_values_and_gradients[l1]",

@@ -5,10 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from treadle.base import dtypes
-from treadle.base.dtypes import DType
 from treadle.base.errors import ArgumentError
 
 # TensorProto.DataType, which files have as numbers.
@@ -26,15 +23,6 @@ CODES = {
 }
 DTYPES = {code: dtype for dtype, code in CODES.items()}
 
-# What files may hold and Treadle has no dtype for is held in the next wider one.
-STORED: dict[int, np.dtype[Any]] = {
-    **{code: dtype.numpy for code, dtype in DTYPES.items()},
-    4: np.dtype(np.uint16),
-    5: np.dtype(np.int16),
-    13: np.dtype(np.uint64),
-}
-WIDENED: dict[int, DType] = {4: dtypes.int32, 5: dtypes.int32, 13: dtypes.int64}
-
 
 @cache
 def library() -> Any:
@@ -50,6 +38,7 @@ def library() -> Any:
     return onnx
 
 
-def held_dtype(code: int) -> DType | None:
-    """The dtype that values of a file's element type have here; None where there is none."""
-    return DTYPES.get(code) or WIDENED.get(code)
+def element_type(code: int) -> str:
+    """The name of a file's element type."""
+    names = library().TensorProto.DataType
+    return str(names.Name(code)) if code in names.values() else str(code)

@@ -9,8 +9,8 @@ from typing import Any, Union
 import numpy as np
 
 from treadle.base.dtypes import DType
-from treadle.interop.onnx.library import held_dtype
-from treadle.interop.onnx.reader.tensors import Folder, Taken, array_of, text_of
+from treadle.interop.onnx.library import DTYPES
+from treadle.interop.onnx.reader.tensors import Folder, Taken, array_of, numpy_type, text_of
 
 MOST_DEPTH = 16  # bodies inside bodies
 MOST_STEPS = 200_000  # nodes of a file, those of functions where they are called
@@ -160,10 +160,12 @@ class Reading:
         if not info.type.HasField("tensor_type"):
             return Port(text_of(info.name))
         type_ = info.type.tensor_type
+        if type_.elem_type:
+            numpy_type(type_.elem_type, self.folder, f"{text_of(info.name)[:80]!r}")
         if not type_.HasField("shape"):
-            return Port(text_of(info.name), held_dtype(type_.elem_type))
+            return Port(text_of(info.name), DTYPES.get(type_.elem_type))
         shape = tuple(self._size(d, info.name) for d in type_.shape.dim)
-        return Port(text_of(info.name), held_dtype(type_.elem_type), shape)
+        return Port(text_of(info.name), DTYPES.get(type_.elem_type), shape)
 
     def _size(self, dim: Any, name: str) -> int | str | None:
         if dim.HasField("dim_value"):

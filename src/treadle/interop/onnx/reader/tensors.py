@@ -14,7 +14,7 @@ import numpy as np
 
 from treadle.base.errors import LoadError
 from treadle.base.memory import refuse_beyond
-from treadle.interop.onnx.library import STORED, held_dtype
+from treadle.interop.onnx.library import DTYPES, element_type
 
 MOST_AXES = 32
 EXTERNAL = 1  # TensorProto.DataLocation
@@ -25,8 +25,7 @@ FIELDS: dict[int, tuple[str, Any]] = {
     11: ("double_data", np.float64),
     7: ("int64_data", np.int64),
     12: ("uint64_data", np.uint64),
-    13: ("uint64_data", np.uint64),
-    **dict.fromkeys((2, 3, 4, 5, 6, 9, 10, 16), ("int32_data", np.int32)),
+    **dict.fromkeys((2, 3, 6, 9, 10, 16), ("int32_data", np.int32)),
 }
 
 
@@ -64,10 +63,7 @@ def text_of(data: str | bytes) -> str:
 def array_of(proto: Any, folder: Folder, taken: Taken, what: str = "") -> np.ndarray:
     """The array of a TensorProto, in a dtype that Treadle has."""
     name = what or f"the tensor {proto.name[:80]!r}"
-    stored, dtype = STORED.get(proto.data_type), held_dtype(proto.data_type)
-    if stored is None or dtype is None:
-        cause = f"{name} has the element type {proto.data_type}, which is not read"
-        raise folder.refuse(cause, "Floats of 16 bits and more, integers and bool are.")
+    stored = numpy_type(proto.data_type, folder, name)
     shape = tuple(proto.dims)
     if any(n < 0 for n in shape) or len(shape) > MOST_AXES:
         raise folder.refuse(f"{name} has the shape {str(shape)[:200]}")
@@ -75,7 +71,7 @@ def array_of(proto: Any, folder: Folder, taken: Taken, what: str = "") -> np.nda
         raise folder.refuse(f"{name} is a segment of another", "Write it whole.")
     count = math.prod(shape)
     nbytes = count * stored.itemsize
-    refuse_beyond("load", f"{name} of {folder.title}, {dtype}{list(shape)},", nbytes)
+    refuse_beyond("load", f"{name} of {folder.title}, {stored}{list(shape)},", nbytes)
     is_outside = proto.data_location == EXTERNAL
     if is_outside or proto.HasField("raw_data"):
         data = _external(proto, folder, taken, name, nbytes) if is_outside else proto.raw_data
@@ -83,10 +79,17 @@ def array_of(proto: Any, folder: Folder, taken: Taken, what: str = "") -> np.nda
         flat = np.frombuffer(data, stored.newbyteorder("<")).astype(stored)
     else:
         flat = _listed(proto, folder, name, count, stored)
-    array = flat.reshape(shape)
-    if stored == np.uint64 and count and array.max() > np.iinfo(np.int64).max:
-        raise folder.refuse(f"{name} has numbers beyond int64", "Write it as int64.")
-    return array.astype(dtype.numpy) if dtype.numpy != stored else array
+    return flat.reshape(shape)
+
+
+def numpy_type(code: int, folder: Folder, name: str) -> np.dtype[Any]:
+    """The type of arrays of a file's element type, if Treadle has a dtype for it."""
+    dtype = DTYPES.get(code)
+    if dtype is None:
+        cause = f"{name} has the element type {element_type(code)}, which is not read"
+        read = ", ".join(sorted(str(d) for d in DTYPES.values()))
+        raise folder.refuse(cause, f"Those of {read} are.")
+    return dtype.numpy
 
 
 def _check_length(

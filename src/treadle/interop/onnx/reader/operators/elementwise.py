@@ -19,7 +19,7 @@ from treadle.frontend.functions import reductions as red
 from treadle.frontend.functions.indexing import take
 from treadle.frontend.functions.shaping import iota, ones
 from treadle.frontend.tensor import Tensor
-from treadle.interop.onnx.library import DTYPES, held_dtype
+from treadle.interop.onnx.library import DTYPES, element_type
 from treadle.interop.onnx.reader.calls import OPERATORS, Call, Operator, Value, operator
 
 UNARY: dict[str, Callable[[Value], Tensor]] = {
@@ -178,9 +178,9 @@ def _where(call: Call, condition: Value, x: Value, y: Value) -> Tensor:
 
 @operator("Cast")
 def _cast(call: Call, x: Value) -> Tensor:
-    dtype = held_dtype(call.integer("to"))
+    dtype = DTYPES.get(call.integer("to"))
     if dtype is None:
-        raise call.refuse(f"the element type {call.integer('to')} is not read")
+        raise call.refuse(f"the element type {element_type(call.integer('to'))} is not read")
     return cast_to(as_tensor(x), dtype)
 
 
@@ -189,7 +189,8 @@ def _bit_cast(call: Call, x: Value) -> Value:
     """The same bits as another type: of integers, or of numbers that are known while tracing."""
     old, new = dtype_of(x), DTYPES.get(call.integer("to"))
     if new is None or old.itemsize != new.itemsize:
-        raise call.refuse(f"{old} to the element type {call.integer('to')}", "Widths are equal.")
+        name = element_type(call.integer("to"))
+        raise call.refuse(f"bits of {old} as the element type {name}", "Widths are equal.")
     if old is new:
         return x
     if isinstance(x, np.ndarray):

@@ -10,6 +10,7 @@ from treadle.frontend.functions import linear
 from treadle.frontend.functions import shaping as s
 from treadle.frontend.functions.sequences import repeat_interleave
 from treadle.frontend.tensor import Tensor
+from treadle.interop.onnx.library import DTYPES, element_type
 from treadle.interop.onnx.reader.calls import Call, Value, operator, rank_of
 from treadle.interop.onnx.reader.operators.linear import convolution
 
@@ -129,9 +130,10 @@ def _quantize(call: Call, x: Value, scale: Value, zero: Value = None) -> Tensor:
     code = call.integer("output_dtype", 0)
     dtype = dtypes.uint8 if zero is None else as_tensor(zero).dtype
     if code:
-        dtype = {2: dtypes.uint8, 3: dtypes.int8}.get(code, dtypes.float32)
+        dtype = DTYPES.get(code, dtypes.float32)
     if dtype not in (dtypes.uint8, dtypes.int8):
-        raise call.refuse(f"the element type {dtype}", "int8 and uint8 are read.")
+        name = element_type(code) if code else dtype
+        raise call.refuse(f"results are {name}", "int8 and uint8 are read.")
     rounded = a.round(tensor / _along(call, scale, tensor))
     if zero is not None:
         rounded = rounded + cast_to(_along(call, zero, tensor), rounded.dtype)

@@ -16,7 +16,7 @@ from treadle.frontend.functions.arithmetic import eq, where
 from treadle.frontend.functions.indexing import take, take_along_axis
 from treadle.frontend.functions.shaping import full
 from treadle.frontend.tensor import Tensor
-from treadle.interop.onnx.library import held_dtype
+from treadle.interop.onnx.library import DTYPES
 from treadle.interop.onnx.reader.calls import (
     STATIC,
     Call,
@@ -88,7 +88,7 @@ def _range(call: Call, start: Value, limit: Value, delta: Value) -> Value:
 @operator("EyeLike")
 def _eye_like(call: Call, x: Value) -> Tensor:
     shape = shape_of(x)
-    dtype = held_dtype(call.integer("dtype")) if call.has("dtype") else as_tensor(x).dtype
+    dtype = DTYPES.get(call.integer("dtype")) if call.has("dtype") else as_tensor(x).dtype
     if len(shape) != 2 or dtype is None:
         raise call.refuse(f"of the shape {shape}")
     lower = s.iota(shape, 0) + call.integer("k", 0)
