@@ -187,7 +187,7 @@ SCATTERING = [
     ),
 ]  # fmt: skip
 
-WINDOW = np.hanning(12) + 0.1
+WINDOW = (np.hanning(12) + 0.1).astype(np.float32)
 SPECTRA: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((2, 50), {"n_fft": 16}),
     ((40,), {"n_fft": 12, "hop_length": 3, "window": True}),
@@ -198,7 +198,9 @@ SPECTRA: list[tuple[tuple[int, ...], dict[str, Any]]] = [
 
 
 def of_window(options: dict[str, Any], lib: Any) -> dict[str, Any]:
-    return {n: lib.tensor(WINDOW) if n == "window" else v for n, v in options.items()}
+    window = lib.tensor(WINDOW)
+    given = window.double() if lib is torch else window
+    return {n: given if n == "window" else v for n, v in options.items()}
 
 
 def torch_window(options: dict[str, Any]) -> dict[str, Any]:

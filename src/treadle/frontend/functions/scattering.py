@@ -274,7 +274,7 @@ def masked_scatter(x: Operand, mask: Operand, source: Operand) -> Tensor:
         if value.size == 0:
             return value
         line = constant(0, (1,), x.dtype)
-    rank = cumsum(cast_to(is_set, dtypes.int32), 0) - 1
+    rank = cumsum(cast_to(is_set, dtypes.int32), 0, dtype=dtypes.int32) - 1
     new = take(line, where(is_set, rank, 0))
     return where(broadcast_to(flags, shape), reshape(new, shape), value)
 
