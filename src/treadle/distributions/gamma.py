@@ -36,6 +36,7 @@ from treadle.frontend.functions.arithmetic import (
     where,
 )
 from treadle.frontend.functions.gamma import digamma, lgamma
+from treadle.frontend.functions.incomplete_gamma import igamma, igammac
 from treadle.frontend.tensor import Operand, Tensor
 
 # Each attempt of Marsaglia and Tsang is accepted with a probability of at least 0.95.
@@ -77,6 +78,10 @@ class Gamma(Distribution):
     def log_prob(self, value: Operand) -> Tensor:
         x, alpha = self._value(value), self.concentration
         return alpha * log(self.rate) + (alpha - 1) * log(x) - self.rate * x - lgamma(alpha)
+
+    def cdf(self, value: Operand) -> Tensor:
+        place = self.rate * self._value(value)
+        return igamma(broadcast_to(self.concentration, place.shape), place)
 
     def entropy(self) -> Tensor:
         alpha = self.concentration
@@ -125,6 +130,10 @@ class InverseGamma(Distribution):
     def log_prob(self, value: Operand) -> Tensor:
         x, alpha = self._value(value), self.concentration
         return alpha * log(self.rate) - (alpha + 1) * log(x) - self.rate / x - lgamma(alpha)
+
+    def cdf(self, value: Operand) -> Tensor:
+        place = self.rate / self._value(value)
+        return igammac(broadcast_to(self.concentration, place.shape), place)
 
     def entropy(self) -> Tensor:
         alpha = self.concentration
