@@ -27,8 +27,8 @@ class CompileOptions:
 
     `on_new_shape="specialise"` compiles for batches of other shapes, at most `max_shapes` of them.
     `verify="fast"` checks types and invariants of every graph, and of every kernel bounds, races,
-    phases and memory. `"full"` also compares each kernel with its part of the graph, and the
-    gradient with forward mode, exactly over a finite field: what is wrong is an error that names
+    phases and memory. `"full"` also compares each kernel with its part of the graph, and all
+    stages without a bound on the work, over a finite field: what is wrong is an error that names
     it, and nothing runs. `"off"` checks no graphs. `detect_anomaly=True` looks at what
     a step gives: at a NaN or an infinity the step is undone, and the node that made it is named.
     `optimize=False` keeps every tensor in memory, one kernel each, to look at. `rewrite=False`

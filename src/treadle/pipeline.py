@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from treadle.autodiff.backward import Differentiated, active_values, differentiate
@@ -37,6 +38,7 @@ from treadle.frontend.mean import Mean
 from treadle.frontend.scopes import Trace, into_scope, isolated_tracing
 from treadle.frontend.tensor import Tensor
 from treadle.frontend.tracing import emit
+from treadle.ir.control import own_backwards
 from treadle.ir.graph import Graph, Output, OutputKind, Value
 from treadle.ir.ops.leaves import INPUT
 from treadle.ir.rewrite import inline_into, remove_dead_code
@@ -46,7 +48,7 @@ from treadle.kernel.evidence import Relation
 from treadle.kernel.target import CPU, Target
 from treadle.nn.module import Module, Parameter
 from treadle.nn.tracing import Inputs, TracedModel, as_argument, smaller_inputs, trace_model
-from treadle.optim.append import Mode, UpdatePlan, append_updates
+from treadle.optim.append import Mode, UpdatePlan, append_updates, composition
 from treadle.optim.optimizer import Optimizer
 from treadle.optim.returned import named_gradients
 from treadle.precision.float8 import with_float8, with_history
@@ -162,7 +164,8 @@ def build_step(
     report.nodes["append_updates"] = len(graphs[Mode.UPDATE].nodes)
     with report.stage("optimize"):
         for mode, updated in graphs.items():
-            passed.relate("append_updates", Relation.UPDATES, graph, updated)
+            stated = partial(composition, plan, mode, graph, recipe.naming)
+            passed.relate("append_updates", Relation.UPDATES, graph, updated, composition=stated)
             graphs[mode] = passed(
                 "optimize", updated, lambda g: optimized(g, report, recipe.options)
             )
@@ -190,12 +193,18 @@ def build_gradients(
         )
     _refuse_trained_weight(recipe, narrowed, plan)
     with report.stage("differentiate"):
-        graph = narrowed if recipe.backward else _differentiated(narrowed, plan, report).graph
-        graph = checked(with_history(graph, history))
-        passed.relate("differentiate", Relation.GRADIENTS, narrowed, graph)
-    own, small = "the gradients are the user's own", _small_gradients
-    report.evidence.small = lambda: own if recipe.backward else small(recipe, plan, inputs, report)
-    if recipe.options.verify == "full":
+        found = Differentiated(narrowed, ())
+        if recipe.backward is None:
+            found = _differentiated(narrowed, plan, report)
+        graph = checked(with_history(found.graph, history))
+        passed.relate(
+            "differentiate", Relation.GRADIENTS, narrowed, graph,
+            pairs=found.kept if graph is found.graph else (),
+            cotangents=found.cotangents if graph is found.graph else (),
+            frozen=tuple(n for n in narrowed.parameters if n not in plan.parameters),
+            assumptions=but,
+        )  # fmt: skip
+    if recipe.options.verify == "full" and (recipe.backward or own_backwards(narrowed)):
         with report.stage("verify"):
             report.claims.append(_checked_gradient(recipe, plan, inputs, report))
     stages = (traced, with_casts, narrowed, graph)
@@ -218,7 +227,7 @@ def check_of(options: CompileOptions) -> Callable[[Graph], Graph]:
 def _checked_gradient(
     recipe: StepRecipe, plan: UpdatePlan, inputs: Inputs, report: CompileReport
 ) -> Claim:
-    """Forward against reverse mode, on a batch as small as the model takes.
+    """Gradients that users wrote against forward mode, on a batch as small as the model takes.
 
     A user's gradient may hold a number of the batch: it counts as wrong for the step's own sizes.
     """

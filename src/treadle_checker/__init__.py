@@ -4,9 +4,13 @@ reading.py      bounded readers of what a file says
 field.py        the numbers that formulas are compared with; residues.py: their arithmetic
 index.py        sums of variables, quotients and remainders: where something is read or written
 types.py        what graphs are made of, and the types that ops give; graph.py: graphs from records
-elements.py     values of a graph at some elements, or at all; scans.py; derivatives.py: slopes
-equality.py     that two graphs are equal: congruence, and cones over the field
-gradient.py     forward mode against the gradients that a graph has
+elements.py     values of a graph at some elements, or at all; scans.py; adjoints.py: transposes
+forms.py, building.py, formulas.py   graphs that the checker makes itself
+draws.py        whether two formulas agree; equality.py: that two graphs are equal, by lemmas
+reverse.py      the gradients of a graph; derivatives.py: of elementwise ops
+updates.py      the step that gradients become; optimizers.py: seven definitions
+relations.py    what the graph after a stage must be
+chain.py        that a program comes from what was traced
 program.py      programs from records; layouts.py: what their buffers hold
 bounds.py, races.py, memory.py    what holds for all iterations
 sites.py        which claims a program makes

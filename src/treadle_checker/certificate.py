@@ -6,34 +6,41 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from treadle_checker import reading
-from treadle_checker.budget import FILE, Budget
-from treadle_checker.equality import check_related, has_updates
-from treadle_checker.gradient import check_gradient
+from treadle_checker.budget import Budget
+from treadle_checker.chain import check_chain
+from treadle_checker.equality import Outcome
 from treadle_checker.graph import read_graph
 from treadle_checker.kernel_checks import Claim, check_program
 from treadle_checker.program import read_program
 from treadle_checker.reading import NotEstablished, Rejected, Unreadable, need, record, several
+from treadle_checker.relations import (
+    Pairs,
+    check_composed,
+    check_derived,
+    check_equal,
+    with_gradients,
+)
 from treadle_checker.scopes import Scopes
 from treadle_checker.types import Graph, Value
+from treadle_checker.updates import composed, read_plan
 
-FORMAT, VERSION = "treadle certificate", 6
-FIRST = "apply_precision"  # the stage that is given what was traced
+FORMAT, VERSION = "treadle certificate", 7
 NOT_CLAIMED = (
     "rounding",
     "what LLVM or NVRTC make of kernels",
     "libraries, drivers and hardware",
     "what kernels do with NaN",
-    "that optimizers are those of a paper: updates are read as they were traced",
+    "first values of parameters and of the optimizer's state",
 )
 RELATIONS = {
     "equal": "the graph after {stage} equals the one before over the reals",
-    "gradients": "{stage} leaves what was there as it is",
-    "updates": "{stage} reads the gradients as they are",
+    "gradients": "{stage} adds the gradients of the loss, and nothing else",
+    "updates": "{stage} makes the step of them: {told}",
     "part": "the program {stage!r} computes outputs of the graph as they are",
 }
 
@@ -111,6 +118,9 @@ class Passage(NamedTuple):
     before: str
     after: str
     pairs: str
+    cotangents: str
+    frozen: tuple[str, ...]
+    plan: str
     assumptions: tuple[str, ...]
 
 
@@ -122,7 +132,8 @@ _document = record(
 )  # fmt: skip
 _passage = record(
     Passage, stage=_short, relation=reading.among(RELATIONS), before=_hash, after=_hash,
-    pairs=_hash, assumptions=several(reading.text(200), 20),
+    pairs=_hash, cotangents=_hash, frozen=several(reading.text(1000)), plan=_hash,
+    assumptions=several(reading.text(200), 20),
 )  # fmt: skip
 _program = record(name=_short, graph=_hash, graphs=lambda given: given, pairs=_hash, program=_hash)
 # Rules are named so that people can look them up; what they did is checked anyway.
@@ -138,8 +149,7 @@ _own_claim = record(
 _manifest = record(
     treadle=_short, device=_short, precision=_short, passages=several(_passage, 1000),
     programs=several(_program, 1000), rules=several(_rule, 10_000),
-    claims=several(_own_claim, 10_000),
-    gradient=record(loss=_hash, both=_hash, reason=reading.text(1000)),
+    claims=several(_own_claim, 10_000), traced=several(_hash, 1000),
 )  # fmt: skip
 _hex = reading.text(200)
 _signature = record(algorithm=reading.among(["ed25519"]), key=_hex, value=_hex)
@@ -174,16 +184,11 @@ class _Checking:
         self._check_signature(public_key)
         for rule in self.manifest["rules"]:
             self._check_rule(**rule)
-        passages = self.manifest["passages"]
-        for passage in passages:
+        for passage in self.manifest["passages"]:
             self._check_passage(passage)
-        self._check_gradient(passages, **self.manifest["gradient"])
         for program in self.manifest["programs"]:
             self._check_program(**program)
-        if not passages:
-            raise Rejected("it says nothing of how a graph was made")
-        self._check_links(passages)
-        self._check_updates(passages)
+        self.report.claims += check_chain(self.manifest, self.graph)
         if self.texts.keys() - self.used:
             raise Rejected(f"{len(self.texts.keys() - self.used)} records are used by nothing")
 
@@ -209,21 +214,53 @@ class _Checking:
             evidence = look()
         except NotEstablished as found:
             reason = str(found) or "not known"
+        except Rejected as wrong:
+            if not condition:
+                raise
+            reason = str(wrong)  # numbers that are near are taken for equal
         self.report.claims.append(Claim(claim, scope, evidence, condition, reason))
 
     def _check_passage(self, passage: Passage) -> None:
+        """A stage against what the checker itself derives of the graph before it."""
         before, after = self.graph(passage.before), self.graph(passage.after)
         condition = ", ".join(passage.assumptions)
-        told = RELATIONS[passage.relation].format(stage=passage.stage)
+        told = RELATIONS[passage.relation]
+        pairs = self.pairs(passage.pairs, before, after)
+        if passage.relation == "gradients":
+            self._check_gradients(passage, before, after, pairs)
+        elif passage.relation == "updates":
+            plan = read_plan(self.record(passage.plan), self.graph)
+            told = told.format(stage=passage.stage, told="; ".join(plan.told()))
+            step = partial(composed, before, plan)
+            looked = partial(_compared, lambda: check_composed(step(), after, budget=self.budget))
+            self.claim(told, passage.stage, looked)
+        else:
+            is_part = passage.relation == "part"
+            looked = partial(
+                _compared,
+                lambda: check_equal(before, after, pairs, budget=self.budget, is_part=is_part),
+            )
+            self.claim(told.format(stage=passage.stage), passage.stage, looked, condition)
 
-        def look() -> str:
-            return self._related(passage.relation, before, after, passage.pairs, condition)
+    def _check_gradients(self, passage: Passage, before: Graph, after: Graph, pairs: Pairs) -> None:
+        cotangents = self.pairs(passage.cotangents, before, after)
+        told, conditions = RELATIONS["gradients"].format(stage=passage.stage), list[str]()
 
-        self.claim(told, passage.stage, look, condition)
+        def look() -> Outcome:
+            derived = with_gradients(before, after, passage.frozen, pairs, cotangents)
+            conditions.extend(derived.conditions)
+            return check_derived(derived, after, budget=self.budget)
 
-    def _related(
-        self, relation: str, before: Graph, after: Graph, pairs: str, condition: str = ""
-    ) -> str:
+        assumed = ", ".join(passage.assumptions)
+        self.claim(told, passage.stage, lambda: _compared(look), assumed)
+        known = self.report.claims[-1]
+        self.report.claims[-1] = replace(
+            known, condition=", ".join([*assumed.split(), *conditions])
+        )
+
+    def pairs(self, name: str, before: Graph, after: Graph) -> Pairs:
+        """Which values of two graphs may be equal, as a record proposes."""
+
         def value(graph: Graph, node: int, output: int) -> Value:
             inside = node < len(graph.nodes) and output < len(graph.nodes[node].types)
             need(inside, [node, output], "a value of a graph")
@@ -232,33 +269,8 @@ class _Checking:
         def both(a: int, b: int, c: int, d: int) -> tuple[Value, Value]:
             return value(before, a, b), value(after, c, d)
 
-        proposed = several(reading.row(both, *[reading.integer()] * 4))(self.record(pairs))
-        try:
-            found = check_related(relation, before, after, proposed, budget=self.budget)
-        except Rejected as wrong:
-            if condition:  # numbers that are near are taken for equal
-                raise NotEstablished(str(wrong)) from wrong
-            raise
-        told = f"{found.congruent} values by their form, {found.compared} over the field"
-        return f"{told} in {found.distinct} ways, at 16 elements or all of each"
-
-    def _check_gradient(self, passages: list[Passage], loss: str, both: str, reason: str) -> None:
-        if reason == "there is no gradient":
-            if any(p.relation in ("gradients", "updates") for p in passages):
-                raise Rejected("it is of a step with a gradient, and says that there is none")
-            return
-
-        def look() -> str:
-            if reason:
-                raise NotEstablished(reason)
-            whole = [self.graph(p.after) for p in passages if p.relation == "gradients"]
-            plain, sloped = self.graph(loss), self.graph(both)
-            if not any(_form(sloped) == _form(graph) for graph in whole):
-                raise NotEstablished("the small instance is not of the same form as the step")
-            return check_gradient(plain, sloped, budget=self.budget.part(FILE // 4))
-
-        told = "the gradient equals forward mode exactly over F_p"
-        self.claim(told, "a small instance of the loss", look)
+        found: Pairs = several(reading.row(both, *[reading.integer()] * 4))(self.record(name))
+        return found
 
     def _check_program(self, name: str, graph: str, graphs: Any, pairs: str, program: str) -> None:
         whole, missing = self.graph(graph), "it has no record of its kernels"
@@ -266,7 +278,9 @@ class _Checking:
             need(type(graphs) is dict and "" in graphs, graphs, "graphs, one of the whole program")
             scopes = {reading.text(1000)(s): self.graph(_hash(g)) for s, g in graphs.items()}
             told = "the graph that was scheduled equals the one before over the reals"
-            self.claim(told, name, lambda: self._related("equal", whole, scopes[""], pairs))
+            given = self.pairs(pairs, whole, scopes[""])
+            look = partial(check_equal, whole, scopes[""], given, budget=self.budget)
+            self.claim(told, name, lambda: _compared(look))
             for scope in sorted(scopes.keys() - {""}):
                 self.claim(
                     told, f"{name} {scope}", partial(_check_body, scope, scopes, self.budget)
@@ -277,31 +291,6 @@ class _Checking:
         if missing:
             claim = Claim("its kernels compute its graph", name, reason=missing)
             self.report.claims.append(claim)
-
-    def _check_links(self, passages: list[Passage]) -> None:
-        """Every program's graph comes by stages from one that was traced."""
-        came = {p.after: p.before for p in reversed(passages) if p.before != p.after}
-        traced = {p.before for p in passages if p.stage == FIRST}
-        for program in self.manifest["programs"]:
-            name, graph = program["name"], program["graph"]
-            for _ in passages:
-                graph = graph if graph in traced else came.get(graph, graph)
-            if graph in came and graph not in traced:
-                raise Rejected("stages go around in a circle")
-            if graph not in {p.before for p in passages}:
-                raise Rejected(f"nothing says where the graph of the program {name!r} comes from")
-            if graph not in traced:
-                told = "another graph stands between: parameters of the optimizer are put into it"
-                self.report.claims.append(Claim("it comes from what was traced", name, reason=told))
-
-    def _check_updates(self, passages: list[Passage]) -> None:
-        """Where updates were appended, and where programs compute parts of them, one makes all."""
-        updating = [p for p in passages if has_updates(self.graph(p.before))]
-        parts = [p for p in updating if p.relation == "part" and has_updates(self.graph(p.after))]
-        programs = {program["graph"] for program in self.manifest["programs"]}
-        made = {p.before for p in parts if p.after in programs}
-        if {p.before for p in updating if p.relation == "part"} - made or (updating and not made):
-            raise Rejected("a graph has updates, and no program makes them")
 
     def _check_rule(self, name: str, statement: str, status: str, **_: Any) -> None:
         if status != "proved":
@@ -330,8 +319,13 @@ class _Checking:
 def _check_body(scope: str, graphs: Mapping[str, Graph], budget: Budget) -> str:
     """That the graph of a scan's kernels is the scan's body."""
     node, body = Scopes(graphs, ()).body_of(scope)
-    found = check_related("equal", node.attributes["body"], body, (), budget=budget)
-    return f"{found.congruent} values by their form, {found.compared} over the field"
+    return _compared(lambda: check_equal(node.attributes["body"], body, (), budget=budget))
+
+
+def _compared(look: Callable[[], Outcome]) -> str:
+    found = look()
+    told = f"{found.congruent} values by their form, {found.compared} over the field"
+    return f"{told} in {found.distinct} ways, at 16 elements or all of each"
 
 
 def _is_verified(data: bytes, key: bytes, value: bytes) -> bool:
@@ -346,8 +340,3 @@ def _is_verified(data: bytes, key: bytes, value: bytes) -> bool:
     except (InvalidSignature, ValueError) as error:
         raise Rejected("its signature is wrong") from error
     return True
-
-
-def _form(graph: Graph) -> list[tuple[str, str]]:
-    """What an instance of other sizes has in common: the ops and the names of calls, in order."""
-    return [(n.op, n.attributes["name"] if n.op == "call" else "") for n in graph.nodes]

@@ -1,7 +1,7 @@
 """Values of a graph at some of their elements, asked for by flat index; ops ask their operands.
 
 What is asked for is an array of indices, what is found one of elements. All elements are asked for
-in the same way as some. Slopes, where elements have them, move and sum as elements do.
+in the same way as some.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import reduce
 import numpy as np
 
 from treadle_checker import field as numbers
+from treadle_checker.adjoints import adjoint
 from treadle_checker.budget import CALL
 from treadle_checker.field import Array, Element, Field, chosen, is_float, joined, plain
 from treadle_checker.index import Index, within
@@ -354,6 +355,6 @@ def _random_bits(use: Use) -> Element:
 _BY_RULE: dict[Callable[[Use], Element], str] = {
     _constant: "constant", _iota: "iota", _moved: "move", _scatter_add: "scatter_add",
     _reduced: "reduce_sum reduce_prod reduce_max reduce_min", _random_bits: "random_bits",
-    _ordered: "order",
+    _ordered: "order", adjoint: "adjoint",
 }  # fmt: skip
 RULES = {op: rule for rule, ops in _BY_RULE.items() for op in ops.split()}

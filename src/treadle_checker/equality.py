@@ -8,37 +8,20 @@ to be equal are left alone: only the outputs must be equal in the end.
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import NamedTuple
 
-import numpy as np
-
-from treadle_checker.budget import FILE, Budget
-from treadle_checker.elements import Elements, Source
-from treadle_checker.field import ELEMENTWISE, Array, Element, Field, is_float, same
-from treadle_checker.reading import NotEstablished, Rejected
-from treadle_checker.types import LEAVES, Graph, Node, Type, Value, bodies_of, is_view
+from treadle_checker.budget import Budget
+from treadle_checker.draws import Effort, agree
+from treadle_checker.field import is_float
+from treadle_checker.forms import key_of
+from treadle_checker.reading import NotEstablished
+from treadle_checker.types import LEAVES, Graph, Node, Type, Value, is_identity
 
 COMMUTATIVE = frozenset(["add", "mul", "max", "min", "and", "or", "xor", "eq"])
 MOST_NODES = 300  # between two values and those that they share
 MOST_TRIES = 6  # of deeper cuts
 MOST_OPEN = 1200  # nodes between two values and the leaves of their graphs
-
-
-class Effort(NamedTuple):
-    """How long may be looked, and at how much."""
-
-    spent: int = FILE  # operations, all comparisons together; one may take an eighth
-    samples: int = 14  # elements of a value, beside the first and the last; all of twice as many
-
-
-WHOLE = Effort()
-_without_floats = lru_cache(2**14)(partial(re.compile(r'"b?float\w*"').sub, '"float"'))
-_SWITCHES = ((0, False, False), (1, False, True), (2, True, True))  # trial, ordered, has_logs
 
 
 @dataclass
@@ -50,14 +33,22 @@ class Outcome:
     distinct: int = 0
 
 
-FormKey = tuple[str, int, tuple[int, ...]]  # an op, which output, and the classes it reads
+FormKey = tuple[int, int, tuple[int, ...]]  # an op, which output, and the classes it reads
 
 
 class Equality:
-    """Classes of values that are known to be equal, of a graph and of the one that came of it."""
+    """Classes of values that are known to be equal, of a graph and of the one that came of it.
 
-    def __init__(self, before: Graph, after: Graph, effort: Effort, budget: Budget):
+    With `assumes`, proposals that take too long are assumed and counted: what follows is known
+    under them, so that wrong outputs are found; that right ones are right is not established.
+    """
+
+    def __init__(
+        self, before: Graph, after: Graph, effort: Effort, budget: Budget, assumes: bool = False
+    ):
         self.graphs, self.effort, self.budget = (before, after), effort, budget
+        self.assumes, self.assumed = assumes, 0
+        self.is_close = False  # what is equal is so at the nearest cut: deeper ones cost too much
         self.parent: list[int] = []
         self.made: list[tuple[Node, int]] = []  # what a class is an output of
         self.operands: list[tuple[int, ...]] = []  # the classes that it reads
@@ -65,7 +56,7 @@ class Equality:
         self.judged: dict[tuple[object, object], bool | None] = {}
         self.refuted: dict[int, str] = {}  # lines of values that no value after is equal to
         self.outcome = Outcome()
-        self.first = self._classes(before, {})
+        self.first = self.classes(before, {})
         self.limit = len(self.parent)  # classes below are of the graph before
 
     def find(self, c: int) -> int:
@@ -74,7 +65,7 @@ class Equality:
             parent[c] = c = parent[parent[c]]
         return c
 
-    def _classes(self, graph: Graph, pairs: dict[Value, list[int]]) -> dict[Value, int]:
+    def classes(self, graph: Graph, pairs: dict[Value, list[int]]) -> dict[Value, int]:
         places: dict[Value, int] = {}
         find = self.find
         for i, node in enumerate(graph.nodes):
@@ -84,11 +75,28 @@ class Equality:
                 place = places[value] = self._class(node, output, children)
                 if value in pairs:
                     for other in pairs[value]:
-                        self._try(other, place)
+                        self._propose(other, place)
         return places
 
+    def _propose(self, a: int, b: int) -> None:
+        try:
+            if self.try_(a, b):
+                return
+        except NotEstablished:
+            if not self.assumes:
+                raise
+        a, b = self.find(a), self.find(b)
+        if self.assumes and a not in self.refuted and _are_alike(self._type(a), self._type(b)):
+            self.parent[max(a, b)] = min(a, b)
+            self.assumed += 1
+
+    def is_refuted(self, a: int) -> bool:
+        """Whether a value after was compared with it, and is another one."""
+        return self.find(a) in self.refuted or (bool(self.refuted) and not self.assumed)
+
     def _class(self, node: Node, output: int, children: tuple[int, ...]) -> int:
-        if node.op == "cast" and _are_alike(self._type(children[0]), node.types[0]):
+        is_same = node.op == "cast" or is_identity(node)
+        if is_same and _are_alike(self._type(children[0]), node.types[0]):
             return children[0]
         key = self._key(node, output, children)
         found = self.known.get(key)
@@ -101,13 +109,13 @@ class Equality:
 
     def _key(self, node: Node, output: int, children: tuple[int, ...]) -> FormKey:
         classes = tuple(sorted(children)) if node.op in COMMUTATIVE else children
-        return _without_floats(node.key), output, classes
+        return node.key, output, classes
 
     def _type(self, place: int) -> Type:
         node, output = self.made[place]
         return node.types[output]
 
-    def _try(self, a: int, b: int) -> bool:
+    def try_(self, a: int, b: int) -> bool:
         """Make one class of two, if they are equal; whether they are."""
         a, b = self.find(a), self.find(b)
         if a == b:
@@ -138,17 +146,43 @@ class Equality:
         bodies = x.attributes["body"], y.attributes["body"]
         key = bodies[0].digest, bodies[1].digest
         if key not in self.judged:
-            try:
-                check_related("equal", *bodies, [], self.effort, self.budget)
-                self.judged[key] = True
-            except (NotEstablished, Rejected):
-                self.judged[key] = False
+            self.judged[key] = self._are_equal(*bodies)
         return bool(self.judged[key])
 
+    def _are_equal(self, before: Graph, after: Graph) -> bool:
+        """Whether all results of two bodies are equal, in their order."""
+        if before.output_types and len(before.outputs) == len(after.outputs):
+            try:
+                bodies = _by_position(before), _by_position(after)
+                inner = Equality(*bodies, self.effort, self.budget)
+                second = inner.classes(inner.graphs[1], {})
+                ends = zip(before.outputs, after.outputs, strict=True)
+                return all(inner.try_(inner.first[v], second[w]) for (*_, v), (*_, w) in ends)
+            except NotEstablished:
+                pass
+        return False
+
     def _agree(self, a: int, b: int) -> bool:
-        """Over the field, from the nearest values that both come from."""
+        """Over the field, from the nearest values that both come from. Where values that are equal
+        are so at the nearest cut, what differs there and is not compared deeper is refuted."""
+        differs = False  # at a cut so far
+        try:
+            for agree in self._cuts(a, b):
+                if agree:
+                    return True
+                differs = differs or agree is False
+        except NotEstablished:
+            if not (differs and self.is_close):
+                raise
+        if differs and self.is_close:
+            self.refuted[a] = self.made[b][0].line or self.made[b][0].op
+        return False
+
+    def _cuts(self, a: int, b: int) -> Iterator[bool | None]:
+        """Whether they agree at one cut after the other; None where it takes too long."""
         sides = [_Side(self, a), _Side(self, b)]
         tries, agree, most, odd = 0, None, MOST_NODES, list[int]()
+        most_tries = self.effort.cuts if self.is_close else MOST_TRIES
         self.budget.spend(2**12)
         while sum(len(s.inside) for s in sides) <= most:
             first, second = (s.leaves for s in sides)
@@ -159,8 +193,9 @@ class Equality:
                 tries += 1
                 agree = self._evaluated(*(s.cone(first | second) for s in sides))
                 self.outcome.compared += bool(agree)
+                yield agree
                 odd = [c for c in first | second if self.made[c][0].op not in LEAVES]
-                if agree or agree is None or not odd:
+                if agree is None or not odd or (self.is_close and tries > most_tries):
                     break
                 most = MOST_OPEN if tries > MOST_TRIES else most  # cut values may be of another
             # Those of the graph after alone, then the one that was made last.
@@ -169,7 +204,6 @@ class Equality:
                 side.open(latest)
         if agree is False and (not odd or tries > MOST_TRIES):
             self.refuted[a] = self.made[b][0].line or self.made[b][0].op
-        return bool(agree)
 
     def _evaluated(self, a: Graph, b: Graph) -> bool | None:
         """Whether they agree; None if that is not known."""
@@ -177,26 +211,19 @@ class Equality:
         if key not in self.judged:
             self.outcome.distinct += 1
             try:
-                self.judged[key] = any(self._agreement(a, b, *s) for s in _SWITCHES)
+                self.judged[key] = agree(a, b, self.effort, self.budget)
             except NotEstablished:
                 self.judged[key] = None
         return self.judged[key]
 
-    def _agreement(self, a: Graph, b: Graph, trial: int, ordered: bool, has_logs: bool) -> bool:
-        """Whether both results agree at some elements."""
-        needed = _CHOICES if ordered else _LOGS if has_logs else None
-        if needed is not None and not needed & (a.ops | b.ops):
-            return False
-        budget, samples = self.budget.part(self.effort.spent // 8), self.effort.samples
-        field, size = Field(trial, ordered, has_logs, budget), a.output_types[0].size
-        rng = np.random.default_rng([trial, size])
-        if size == 0:
-            return True
-        some = np.array(sorted({*rng.integers(0, size, samples).tolist(), 0, size - 1}))
-        at = np.arange(size) if size <= 2 * samples else some
-        most = index_size([a, b])
-        sides = [Elements(g, field, generic(g, field, most)) for g in (a, b)]
-        return same(*(on.at(on.graph.outputs[0][2], at) for on in sides))
+
+def _by_position(body: Graph) -> Graph:
+    """A body whose inputs are named by their order, as arguments are."""
+    nodes = list(body.nodes)
+    for k, i in enumerate(body.inputs):
+        attributes = {"name": str(k), "type": nodes[i].types[0]}
+        nodes[i] = Node("input", attributes, (), nodes[i].types, "", key_of("input", attributes))
+    return Graph(tuple(nodes), body.outputs, body.name, body.digest)
 
 
 def _are_alike(x: Type, y: Type) -> bool:
@@ -233,7 +260,7 @@ class _Side:
         places: dict[int, Value] = {}
         for k, c in enumerate(sorted(order)):
             type_ = self.of._type(c)
-            nodes.append(Node("input", {"name": str(k)}, (), (type_,), "", "input"))
+            nodes.append(Node("input", {"name": str(k)}, (), (type_,)))
             places[c] = Value(k)
         stack = [self.root]
         made: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -253,130 +280,3 @@ class _Side:
         root = places[self.root]
         form = root, *((n.key, n.operands, n.types[0]) for n in nodes)
         return Graph(tuple(nodes), (("result", "0", root),), "cone", form)
-
-
-_LOGS = frozenset(["log"])
-_CHOICES = frozenset("max min reduce_max reduce_min order lt le".split())
-
-
-def generic(graph: Graph, field: Field, most: int) -> Callable[[Value], Source | None]:
-    """Leaves as generic elements by their names; integers are indices inside what they index."""
-
-    def given(value: Value) -> Source | None:
-        node, dtype = graph.nodes[value.node], graph.type_of(value).dtype
-
-        def elements(at: Array) -> Element:
-            found = field.keyed(node.attributes["name"], dtype, at, most)
-            if is_float(dtype) or dtype == "bool":
-                return found
-            return field.integers(found.p.astype(np.int64) % most, dtype)
-
-        return elements if node.op in LEAVES else None
-
-    return given
-
-
-def index_size(graphs: Iterable[Graph]) -> int:
-    """The shortest axis that anything indexes, in bodies too."""
-    found = [50]
-    for graph in graphs:
-        found += index_sizes(graph).values()
-        found += [index_size(bodies_of(node)) for node in graph.nodes]
-    return max(1, min(found))
-
-
-@lru_cache(maxsize=4)
-def index_sizes(graph: Graph) -> dict[Value, int]:
-    """How long the axes are that integers index, or are positions along."""
-    found: dict[Value, int] = {}
-    for position, node in reversed(list(enumerate(graph.nodes))):
-        value, a = Value(position), node.attributes
-        if node.op == "order":
-            places = (k for k, is_place in enumerate(a["places"]) if is_place)
-            found |= {Value(position, k): a["length"] for k in places}
-        elif node.op == "scatter_add":
-            found[node.operands[1]] = a["size"]
-        elif value in found and (node.op in ELEMENTWISE or is_view(node)):
-            found |= {v: found[value] for v in node.operands if v not in found}
-        if a.get("indices"):  # along an axis of one element nothing reads them
-            found |= dict.fromkeys(node.operands[-a["indices"] :], 1)
-        for name, size in (pair for r in a.get("reads", ()) for pair in r.address.data.items()):
-            found[node.operands[int(name)]] = size
-    return found
-
-
-Key = tuple[str, str, int]
-
-
-def _by_name(graph: Graph) -> dict[Key, Value]:
-    """Outputs by kind and name, and by how many of the same there are before."""
-    found: dict[Key, Value] = {}
-    counts: Counter[tuple[str, str]] = Counter()
-    for kind, name, value in graph.outputs:
-        counts[kind, name] += 1
-        found[kind, name, counts[kind, name] if kind == "print" else 0] = value
-    if len(found) != len(graph.outputs):
-        raise Rejected(f"two outputs of {graph.name!r} have one name")
-    return found
-
-
-def has_updates(graph: Graph) -> bool:
-    return any(kind == "update" for kind, _, _ in graph.outputs)
-
-
-Pairs = Iterable[tuple[Value, Value]]
-
-
-def check_related(
-    relation: str,
-    before: Graph,
-    after: Graph,
-    pairs: Pairs,
-    effort: Effort = WHOLE,
-    budget: Budget | None = None,
-) -> Outcome:
-    """How a graph was shown to be what a stage should make of another.
-
-    equal: the same outputs. gradients: the same outputs, and gradients beside them. updates: the
-    gradients of the graph before are values of the one after. part: some of the outputs, of updates
-    all or none; these may be guarded by a flag, and be the old values where it is false.
-    """
-    equality = Equality(before, after, effort, budget or Budget(effort.spent))
-    proposed: dict[Value, list[int]] = {}
-    for a, b in pairs:
-        proposed.setdefault(b, []).append(equality.first[a])
-    second = equality._classes(after, proposed)
-    old, new = _by_name(before), _by_name(after)
-    if relation == "updates":
-        made = {equality.find(c) for c in second.values()}
-        for (kind, name, _), value in old.items():
-            if kind == "gradient" and equality.find(equality.first[value]) not in made:
-                raise NotEstablished(f"the gradient of {name!r} is not seen in what is made of it")
-        return equality.outcome
-    lost = {"equal": old.keys() ^ new.keys(), "gradients": old.keys() - new.keys()}
-    missing = lost.get(relation, set())
-    if relation == "part" and has_updates(after):
-        missing = {key for key in old if key[0] == "update"} - new.keys()
-    if missing or not old.keys() & new.keys():
-        raise Rejected(f"the outputs differ: {sorted(missing)[:3]}")
-    for key in (key for key in old if key in new):
-        _check_output(equality, key, old[key], new[key], second, relation == "part")
-    return equality.outcome
-
-
-def _check_output(
-    equality: Equality, key: Key, old: Value, new: Value, second: dict[Value, int], guarded: bool
-) -> None:
-    a, after = equality.first[old], equality.graphs[1]
-    node = after.nodes[new.node]
-    if equality._try(a, second[new]):
-        return
-    if guarded and node.op == "where" and key[0] == "update":
-        held = after.nodes[node.operands[2].node]
-        is_old = held.op in LEAVES and held.attributes["name"] == key[1]
-        if is_old and equality._try(a, second[node.operands[1]]):
-            return
-    told = f"the {key[0]} {key[1]!r} could not be shown to be what it was [{node.line}]"
-    if equality.refuted:
-        raise Rejected(f"{told}: a value differs at {next(iter(equality.refuted.values()))}")
-    raise NotEstablished(told)

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from treadle_checker.budget import Budget
-from treadle_checker.derivatives import PARTIALS, slope_of
 from treadle_checker.reading import NotEstablished, Rejected
 from treadle_checker.residues import LANE, SAFE_PRIMES, Lane, Number, mix, text_key
 
@@ -31,6 +30,7 @@ DTYPES = {
     "float64": 64, "float32": 32, "bfloat16": 16, "float16": 16, "float8_e4m3": 8, "float8_e5m2": 8,
     "int64": 64, "int32": 32, "uint32": 32, "int8": 8, "uint8": 8, "bool": 1,
 }  # fmt: skip
+SMALL = 2**18  # differences below it in both lanes are whole numbers
 FAR = 2**62  # beyond every residue: where infinities stand in the order
 NONE = np.zeros((), np.int64)
 
@@ -56,8 +56,6 @@ class Element:
     p: Array
     sign: Array | None = None  # 1 where e to this is −g^q
     infinite: Array | None = None  # −1 or 1 where it is an infinity
-    pieces: bool = False  # made by comparing: may be equal to others on some pieces
-    slope: Element | None = None  # the derivative along a direction; None is 0
 
     def map(self, change: Callable[[Array], Array]) -> Element:
         """The same elements, moved."""
@@ -68,7 +66,7 @@ class Element:
 
 
 def merged(make: Callable[[list[Array]], Array], xs: Sequence[Element]) -> Element:
-    """One element of several: their residues, signs, infinities and slopes, each by one rule."""
+    """One element of several: their residues, signs and infinities, each by one rule."""
 
     def part(name: str) -> Array | None:
         every = [getattr(x, name) for x in xs]
@@ -78,12 +76,9 @@ def merged(make: Callable[[list[Array]], Array], xs: Sequence[Element]) -> Eleme
         found = make([np.broadcast_to(_or_zero(a), x.p.shape) for a, x in pairs])
         return found if found.any() else None
 
-    slope = None
-    if any(x.slope is not None for x in xs):
-        slope = merged(make, [x.slope or plain(np.zeros(x.p.shape, np.int64)) for x in xs])
     p = make([x.p for x in xs])
     q = p if all(x.q is x.p for x in xs) else make([x.q for x in xs])
-    return Element(q, p, part("sign"), part("infinite"), any(x.pieces for x in xs), slope)
+    return Element(q, p, part("sign"), part("infinite"))
 
 
 def chosen(condition: Array, x: Element, y: Element) -> Element:
@@ -114,13 +109,17 @@ def same(a: Element, b: Element) -> bool:
     return bool(((a.p == b.p) | (first != 0)).all() or (by_q | (first != 0)).all())
 
 
+def is_zero(x: Element) -> bool:
+    """Whether all elements are 0."""
+    return x.infinite is None and not (x.p.any() or x.q.any())
+
+
 _INTEGER: dict[str, Callable[..., Array]] = {
     "neg": np.negative, "abs": np.abs, "sign": np.sign, "not": np.invert, "add": np.add,
     "sub": np.subtract, "mul": np.multiply, "floordiv": np.floor_divide, "mod": np.mod,
     "max": np.maximum, "min": np.minimum, "eq": np.equal, "lt": np.less, "le": np.less_equal,
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "where": np.where,
 }  # fmt: skip
-_PIECES = frozenset(["lt", "le", "max", "min", "abs", "sign", "floor", "floordiv", "mod"])
 _KNOW_INFINITIES = frozenset("add sub neg mul div exp max min where eq lt le".split())
 ELEMENTWISE = frozenset([*LANE, "cast", "stop_gradient"])
 # Operations for one element: powers to a prime of 31 bits, hashes, and a search.
@@ -205,15 +204,7 @@ class Field:
     # Ops
 
     def apply(self, op: str, xs: Sequence[Element], given: Sequence[str], dtype: str) -> Element:
-        """An elementwise op on elements of the dtypes `given`, and its slope if they have any."""
-        flat = [x if x.slope is None else replace(x, slope=None) for x in xs]
-        found = self._applied(op, flat, given, dtype)
-        if is_float(dtype) and op in PARTIALS and any(x.slope is not None for x in xs):
-            slopes = [x.slope if is_float(d) else None for x, d in zip(xs, given, strict=True)]
-            return replace(found, slope=slope_of(self, op, found, flat, slopes, dtype))
-        return found
-
-    def _applied(self, op: str, xs: Sequence[Element], given: Sequence[str], dtype: str) -> Element:
+        """An elementwise op on elements of the dtypes `given`."""
         if op == "cast":
             return self._cast(xs[0], given[0], dtype)
         if op == "stop_gradient":
@@ -236,9 +227,8 @@ class Field:
             return self._on_residues(op, xs, given)
 
     def _on_residues(self, op: str, xs: Sequence[Element], given: Sequence[str]) -> Element:
-        pieces = any(x.pieces for x in xs)
-        if op == "eq" and pieces:
-            return self._generic_equality(*xs)
+        if op == "eq" and is_float(given[0]):
+            return self._equality(*xs)
         sign = None
         if op == "exp":
             q, p = self.q.function("exp", xs[0].q), self.p.exponential(xs[0].q, xs[0].sign)
@@ -251,16 +241,20 @@ class Field:
             sign = sum((_or_zero(x.sign) for x in xs), np.zeros(p.shape, np.int64)) & 1
         if op == "where" and any(x.sign is not None for x in xs[1:]):
             sign = np.where(xs[0].p != 0, _or_zero(xs[1].sign), _or_zero(xs[2].sign))
-        made = op in _PIECES and any(map(is_float, given))
-        return Element(q, p, sign, None, pieces or made)
+        return Element(q, p, sign)
 
-    def _generic_equality(self, x: Element, y: Element) -> Element:
-        """Of values with pieces: known only where they are equal on all of them."""
-        lanes = []
-        for f, a, b in self.lanes(x, y):
-            apart = np.minimum((a - b) % f.modulus, (b - a) % f.modulus)
-            lanes.append(np.where(apart == 0, 1, f.function("eq", apart)))
-        return Element(lanes[0], lanes[1], pieces=True)
+    def _equality(self, x: Element, y: Element) -> Element:
+        """Known where both are the same, and of whole numbers; else a generic flag, so that what
+        follows holds whether both are equal or not."""
+        apart = [
+            np.minimum((a - b) % f.modulus, (b - a) % f.modulus) for f, a, b in self.lanes(x, y)
+        ]
+        is_known = (apart[0] == apart[1]) & (apart[0] < SMALL)
+        lanes = [
+            np.where(is_known, d == 0, np.where(d == 0, 1, f.function("eq", d)))
+            for f, d in zip((self.q, self.p), apart, strict=True)
+        ]
+        return Element(lanes[0], lanes[1])
 
     def _ordered(self, op: str, x: Element, y: Element) -> Element:
         """Comparisons that are decided by the order."""
@@ -298,10 +292,10 @@ class Field:
         if target == "bool":
             flags = np.isin(x.p, (0, 1))
             q, p = (np.where(flags, a, f.function("to bool", a)) for f, a in self.lanes(x))
-            return Element(q, p, pieces=x.pieces)
+            return Element(q, p)
         if is_float(target):
             q, p = (a.astype(np.int64) % f.modulus for f, a in self.lanes(x))
-            return Element(q, p, pieces=x.pieces)
+            return Element(q, p)
         known = not is_residue(source) or bool(np.isin(x.p, (0, 1)).all())
         return plain((x.p if known else self.p.function("cast", x.p)).astype(numpy_of(target)))
 
@@ -345,7 +339,7 @@ class Field:
         )
         sign = None if sign is None else sign & 1
         infinite = None if infinite is None else np.sign(infinite)
-        return Element(q, p, sign, infinite, x.pieces, x.slope and self._total(x.slope, dtype))
+        return Element(q, p, sign, infinite)
 
     def scattered(self, x: Element, places: Array, onto: Element, dtype: str) -> Element:
         """Elements added to others, each to the one at its place."""
@@ -357,21 +351,14 @@ class Field:
             total = b.copy()
             np.add.at(total, places, a.reshape(-1))
             lanes.append(total % f.modulus if is_residue(dtype) else total)
-        zero = plain(np.zeros(len(onto.p), np.int64))
-        slope = x.slope and self.scattered(x.slope, places, onto.slope or zero, dtype)
-        return Element(lanes[0], lanes[1], pieces=x.pieces or onto.pieces, slope=slope)
+        return Element(lanes[0], lanes[1])
 
     def matmul(self, x: Element, y: Element) -> Element:
         """Products of matrices of floats, without infinities."""
         rows, columns = x.p.shape[0], y.p.shape[-1]
         self.budget.spend(x.p.size * columns // 16 + x.p.size + y.p.size + 4 * rows * columns)
         q, p = (f.matmul(a, b) for f, a, b in self.lanes(x, y))
-        first, second = (replace(side, slope=None) for side in (x, y))
-        sides = ((x.slope, second), (first, y.slope))
-        slopes = [self.matmul(a, b) for a, b in sides if a and b]
-        slope = self.apply("add", slopes, ["float32"] * 2, "float32") if len(slopes) > 1 else None
-        slope = slope or next(iter(slopes), None)
-        return Element(q, p, None, None, x.pieces or y.pieces, slope)
+        return Element(q, p)
 
 
 def _integers_of(bits: Array, dtype: str, most: int) -> Array:

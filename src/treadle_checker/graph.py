@@ -27,6 +27,7 @@ import numpy as np
 
 from treadle_checker import reading
 from treadle_checker.field import DTYPES, ELEMENTWISE, is_float
+from treadle_checker.forms import key_of
 from treadle_checker.index import read_guard, read_index
 from treadle_checker.reading import Reader, Rejected, Unreadable, among, integer, need, several
 from treadle_checker.types import LEAVES, Graph, Literal, Node, Read, Type, Value, infer
@@ -117,16 +118,16 @@ def read_attributes(op: str, given: Any, bodies: Callable[[str], Graph]) -> dict
     return found
 
 
-def key_of(op: str, raw: Any) -> str:
+def _text_of(op: str, raw: Any) -> str:
     """The op and its attributes as text, or a hash of it."""
-    key = op if raw == {} else f"{op} {json.dumps(raw, sort_keys=True)}"
-    return key if len(key) < 500 else reading.digest(key.encode())
+    text = op if raw == {} else f"{op} {json.dumps(raw, sort_keys=True)}"
+    return text if len(text) < 500 else reading.digest(text.encode())
 
 
 def read_graph(given: Any, bodies: Callable[[str], Graph], digest: str = "") -> Graph:
     """A graph whose every node is of a known op and has the types that it says it has."""
     nodes: list[Node] = []
-    known: dict[str, dict[str, Any]] = {}  # attributes by their keys: layers repeat them
+    known: dict[str, tuple[dict[str, Any], int]] = {}  # by their text: layers repeat them
 
     def value(node: int, output: int) -> Value:
         inside = node < len(nodes) and output < len(nodes[node].types)
@@ -134,16 +135,18 @@ def read_graph(given: Any, bodies: Callable[[str], Graph], digest: str = "") -> 
         return Value(node, output)
 
     def node(op: str, raw: Any, operands: Any, types: Any, line: int) -> None:
-        key = key_of(op, raw)
-        if key not in known:
-            known[key] = read_attributes(op, raw, bodies)
-        inferred = infer(op, known[key], tuple([nodes[v.node].types[v.output] for v in operands]))
+        text = _text_of(op, raw)
+        if text not in known:
+            read = read_attributes(op, raw, bodies)
+            known[text] = read, key_of(op, read)
+        attributes, key = known[text]
+        inferred = infer(op, attributes, tuple([nodes[v.node].types[v.output] for v in operands]))
         if types != inferred:
             told = f"{', '.join(map(str, inferred))}, not {', '.join(map(str, types))}"
             raise Rejected(f"node {len(nodes)} of {name!r}: {op} gives {told}")
         need(line < len(lines), line, "a line")
         at = lines[line] if line >= 0 else ""
-        nodes.append(Node(op, known[key], operands, types, at, key))
+        nodes.append(Node(op, attributes, operands, types, at, key))
 
     read_value = reading.row(value, integer(), integer())
     every = several(lambda part: part, MOST_NODES)

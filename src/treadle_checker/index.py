@@ -37,6 +37,20 @@ class Index:
         rest = tuple(t for t in self.terms if t[1] != name)
         return Index(self.offset + own * value, rest)
 
+    def replaced(self, given: Mapping[str, Index]) -> Index:
+        """With indices for variables, inside quotients and remainders too."""
+        offset, terms = self.offset, list[tuple[int, str | Atom]]()
+        for factor, atom in self.terms:
+            found = given.get(atom) if isinstance(atom, str) else None
+            if found is not None:
+                offset += factor * found.offset
+                terms += [(factor * own, inner) for own, inner in found.terms]
+            elif isinstance(atom, Atom) and isinstance(atom.of, Index):
+                terms.append((factor, Atom(atom.kind, atom.of.replaced(given), atom.size)))
+            else:
+                terms.append((factor, atom))
+        return summed(offset, terms)
+
     @property
     def names(self) -> set[str]:
         """Its variables."""
@@ -107,4 +121,12 @@ def read_index(given: Any) -> Any:
     """[offset, [factor, atom], …]."""
     need(isinstance(given, list) and 0 < len(given) <= 100, given, "an index")
     terms = several(reading.row(reading.pair, _signed, _read_atom))
-    return Index(_signed(given[0]), terms(given[1:]))
+    return summed(_signed(given[0]), terms(given[1:]))
+
+
+def summed(offset: int, terms: Iterable[tuple[int, str | Atom]]) -> Index:
+    """An index whose atoms are all different: factors of equal ones are added."""
+    factors: dict[str | Atom, int] = {}
+    for factor, atom in terms:
+        factors[atom] = factors.get(atom, 0) + factor
+    return Index(offset, tuple((f, a) for a, f in factors.items() if f))

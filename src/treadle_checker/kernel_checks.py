@@ -20,8 +20,8 @@ import numpy as np
 from treadle_checker import layouts
 from treadle_checker.bounds import check_bounds, reads_what_it_writes, stored_elements
 from treadle_checker.budget import FILE, Budget
+from treadle_checker.draws import index_sizes
 from treadle_checker.elements import Elements, Source, Use, unravel
-from treadle_checker.equality import index_sizes
 from treadle_checker.field import Array, Element, Field, chosen, is_float, same
 from treadle_checker.machine import Machine, Memory, undefined
 from treadle_checker.memory import check_memory

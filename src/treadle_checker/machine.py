@@ -48,7 +48,7 @@ class Memory:
         self.dtype, self.source = dtype, source
         self.is_undefined, self.is_given = is_undefined, is_given
         self.pages = np.zeros(16, np.int32)  # where each is, from 1 on
-        self.numbers, self.count, self.pieces = list[Array](), 0, False
+        self.numbers, self.count = list[Array](), 0
         kinds = {"q": numpy_of(dtype), "p": numpy_of(dtype), "sign": np.int8, "infinite": np.int8}
         self.parts = {name: np.zeros(0, kind) for name, kind in kinds.items()}
         self.written = self.known = np.zeros(0, bool)
@@ -78,7 +78,6 @@ class Memory:
             part = getattr(x, name)
             array[where] = 0 if part is None else part
         self.known[where] = True
-        self.pieces |= x.pieces
 
     def load(self, at: Array, held: Array | None = None) -> Element:
         """Elements at addresses; `held` is where they are needed."""
@@ -97,7 +96,7 @@ class Memory:
         if not is_residue(self.dtype):
             return Element(p, p)
         marks = [a.astype(np.int64) if a.any() else None for a in (sign, infinite)]
-        return Element(q, p, marks[0], marks[1], self.pieces)
+        return Element(q, p, marks[0], marks[1])
 
     def store(self, at: Array, x: Element) -> None:
         slots = self._slots(at)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from treadle_checker.derivatives import SHARDS
 from treadle_checker.reading import NotEstablished, Rejected
 
 Array = Any  # numpy.ndarray
@@ -20,6 +19,7 @@ Number = bool | int | float | Fraction
 
 # p and (p − 1) / 2 are prime; a test checks that they are.
 SAFE_PRIMES = (2147483579, 2147483123, 2147482763, 2147481563)
+SHARDS = 1_000_003  # the factor that stands for a sum over shards: linear, and not the identity
 GENERATOR = 4  # a square other than 1, so of order q
 STRIDE = 2**11  # between the exponents of the table by which logarithms are found
 TOGETHER = 2**13  # powers that are looked for together
@@ -129,7 +129,7 @@ LANE: dict[str, Callable[..., Array]] = {
     "div": lambda f, x, y: x * f.inverse(y) % f.modulus,
     "rsqrt": lambda f, x: f.inverse(f.function("sqrt", x)),
     "mod": lambda f, x, y: (x - f.function("floordiv", x, y) * y) % f.modulus,
-    "eq": lambda f, x, y: (x == y).astype(np.int64),
+    "eq": lambda f, x, y: (1 - x - y + 2 * (x * y % f.modulus)) % f.modulus,  # of flags
     "lt": Lane.below,
     "le": lambda f, x, y: (1 - f.below(y, x)) % f.modulus,
     "where": Lane.choice,

@@ -219,7 +219,7 @@ class Walk:
         for position in nodes_between(site):
             node = graph.nodes[position]
             name = str(node.attributes.get("name"))
-            key = (node.key or node.op, name, node.types, tuple(map(form, node.operands)))
+            key = (node.key, node.op, name, node.types, tuple(map(form, node.operands)))
             known[position] = self.numbers.setdefault(key, len(self.numbers))
         contents = tuple((own, h.content) for own, h in (*site.before.items(), *site.after.items()))
         ends = tuple(form(site.after[own].value) for own in made)

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from treadle_checker.budget import CALL
 from treadle_checker.field import DTYPES, Array, is_float
-from treadle_checker.index import Guard, Index
+from treadle_checker.index import Atom, Guard, Index
 from treadle_checker.reading import MOST_ELEMENTS, Rejected
 
 LEAVES = ("input", "parameter", "state")
+Shape = tuple[int, ...]
 
 
 class Type(NamedTuple):
@@ -52,14 +53,17 @@ class Literal(NamedTuple):
 
 
 class Node(NamedTuple):
-    """One use of an op. `key` is the op and its attributes as text: equal nodes have equal keys."""
+    """One use of an op. `key` is a number that equal uses of an op have in common (`forms.py`)."""
 
     op: str
     attributes: Mapping[str, Any]
     operands: tuple[Value, ...]
     types: tuple[Type, ...]
     line: str = ""
-    key: str = ""
+    key: int = -1
+
+
+Output = tuple[str, str, Value]  # kind, name, value
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +71,7 @@ class Graph:
     """Nodes in order, and named values that leave it."""
 
     nodes: tuple[Node, ...]
-    outputs: tuple[tuple[str, str, Value], ...]  # kind, name, value
+    outputs: tuple[Output, ...]
     name: str = "graph"
     digest: object = field(default="", compare=False)  # equal for equal graphs
 
@@ -122,12 +126,24 @@ def is_view(node: Node) -> bool:
     return node.op == "move" and len(reads) == 1 and not reads[0].guards
 
 
+def is_identity(node: Node) -> bool:
+    """Whether every element is the operand's own."""
+    if not is_view(node) or len(node.operands) != 1:
+        return False
+    address, shape = node.attributes["reads"][0].address, node.types[0].shape
+    own: dict[str | Atom, int] = {}
+    for i, n in enumerate(shape):
+        if n != 1:
+            own[str(i)] = math.prod(shape[i + 1 :])
+    found = {atom: factor for factor, atom in address.terms}
+    return not address.offset and found in (own, {"flat": 1})
+
+
 def bodies_of(node: Node) -> Iterator[Graph]:
     if node.op in ("call", "scan"):
         yield node.attributes["body"]
 
 
-Shape = tuple[int, ...]
 Types = tuple[Type, ...]
 
 
@@ -182,6 +198,9 @@ def _results(op: str, a: Any, xs: Types) -> Sequence[tuple[str, Shape]]:
         return _with_body(op, a, xs)
     if op == "move" or op.startswith("reduce_"):
         return _of_reads(op, a, xs)
+    if op == "adjoint":  # of an operand of what reads; no file has it
+        need(xs[1:], xs[0] == a["of"].types[0])
+        return [xs[1 + a["which"]]]
     if op == "where":
         condition, x, y = xs
         need(condition == Type("bool", x.shape), x == y)

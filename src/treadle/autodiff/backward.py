@@ -15,10 +15,11 @@ from treadle.frontend.tracing import emit
 from treadle.ir.composites import ATTENTION, ATTENTION_GRAD, definition_graph
 from treadle.ir.control import CALL, SCAN
 from treadle.ir.graph import Graph, Node, Output, OutputKind, Value
+from treadle.ir.marks import Pairs
 from treadle.ir.op import Attributes, Op, RuleTable, Types
 from treadle.ir.ops.leaves import NAMED_LEAVES, Leaf
 from treadle.ir.ops.reductions import SORT, TOP_K
-from treadle.ir.rewrite import inline_into, remove_dead_code
+from treadle.ir.rewrite import copied, inline_into, remove_dead_code, walk, without_dead_code
 
 Cotangent = Tensor | None  # None is a zero that is never made
 
@@ -49,12 +50,20 @@ class Pull:
 def backward(
     trace: Trace, seeds: Mapping[Value, Tensor], wrt: Iterable[Value]
 ) -> dict[Value, Tensor]:
-    """Cotangents of `wrt`, appended to the trace; those that nothing reaches are missing.
+    """Cotangents of `wrt`, appended to the trace; those that nothing reaches are missing."""
+    wanted = set(wrt)
+    cts = cotangents(trace, seeds, wanted)
+    return {v: cts[v] for v in wanted if v in cts}
+
+
+def cotangents(
+    trace: Trace, seeds: Mapping[Value, Tensor], wanted: set[Value]
+) -> dict[Value, Tensor]:
+    """Cotangents of all values between the seeds and what is wanted.
 
     `seeds` are the cotangents of results. Nodes are visited in reverse order; nothing recurses.
     """
     nodes = tuple(trace.builder.nodes)
-    wanted = set(wrt)
     active = active_values(nodes, wanted)
     cts = dict(seeds)
     for position in range(len(nodes) - 1, -1, -1):
@@ -74,7 +83,7 @@ def backward(
             )
             cts[value] = cts[value] + ct if value in cts else ct
     trace.origin = None
-    return {v: cts[v] for v in wanted if v in cts}
+    return cts
 
 
 def active_values(nodes: Sequence[Node], wrt: set[Value]) -> set[Value]:
@@ -203,10 +212,16 @@ def ct_inputs(graph: Graph, cts: Sequence[Cotangent]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Differentiated:
-    """A graph with the gradients of its first result, and what that result does not depend on."""
+    """A graph with the gradients of its first result, and what that result does not depend on.
+
+    `kept` and `cotangents` pair values of the graph before with those that hold them, or their
+    cotangents, in the graph after: hints for the certificate, which are checked.
+    """
 
     graph: Graph
     unreached: tuple[str, ...]
+    kept: Pairs = ()
+    cotangents: Pairs = ()
 
 
 def differentiate(graph: Graph, wrt: Sequence[str]) -> Differentiated:
@@ -215,19 +230,39 @@ def differentiate(graph: Graph, wrt: Sequence[str]) -> Differentiated:
     Zero gradients are not made: names that the result does not depend on are listed instead.
     """
     with isolated_tracing(graph.name) as trace:
-        values = inline_into(trace.builder, graph, {})
+        own: dict[Value, Value] = {}  # values of the graph by where they are in the trace
+
+        def visit(position: int, operands: tuple[Value, ...]) -> tuple[Value, ...]:
+            values = copied(trace.builder, graph.nodes[position], operands)
+            own.update((v, Value(position, k)) for k, v in enumerate(values))
+            return values
+
+        values = walk(graph, visit)
         loss = trace.tensor(values[0])
         check_scalar(loss)
         leaves = _leaf_values(trace, wrt)
         trace.origin = graph.nodes[graph.outputs[0].value.node].origin
         seed = constant(1, (), loss.dtype)
-        cts = backward(trace, {values[0]: seed}, leaves.values())
+        cts = cotangents(trace, {values[0]: seed}, set(leaves.values()))
         outputs = [Output(o.kind, o.name, v) for o, v in zip(graph.outputs, values, strict=True)]
         outputs += [
             Output(OutputKind.GRADIENT, n, cts[v].handle) for n, v in leaves.items() if v in cts
         ]
         unreached = tuple(n for n, v in leaves.items() if v not in cts)
-        return Differentiated(remove_dead_code(trace.finish_outputs(outputs)), unreached)
+        count = len(outputs)
+        held = [(own[v], cts[v].handle) for v in sorted(own) if v in cts]
+        hints = [*((own[v], v) for v in sorted(own)), *held]
+        outputs += [Output(OutputKind.RESULT, "", value) for _, value in hints]
+        whole = trace.finish_outputs(outputs)
+        named = Graph(whole.nodes, whole.outputs[:count], whole.name)
+        found, moved = without_dead_code(named)
+        pairs = [
+            (v, Value(moved[o.value.node], o.value.output))
+            for (v, _), o in zip(hints, whole.outputs[count:], strict=True)
+        ]
+        kept, of_cts = pairs[: len(own)], pairs[len(own) :]
+        alive = [tuple(p for p in some if p[1].node >= 0) for some in (kept, of_cts)]
+        return Differentiated(found, unreached, *alive)
 
 
 def check_scalar(loss: Tensor) -> None:

@@ -91,3 +91,15 @@ def bodies(attributes: Attributes) -> tuple[Graph, ...]:
             return (body,)
         case _:
             return ()
+
+
+def own_backwards(graph: Graph) -> list[str]:
+    """Functions that bring a gradient of their own, by name, inside bodies too."""
+    found: dict[str, None] = {}
+    pending = [graph]
+    while pending:
+        for node in pending.pop().nodes:
+            if isinstance(node.attributes, Call) and node.attributes.backward is not None:
+                found[node.attributes.name] = None
+            pending.extend(bodies(node.attributes))
+    return list(found)

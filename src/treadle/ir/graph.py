@@ -106,6 +106,11 @@ class Graph:
         return {a.name: i for i, a in named if isinstance(a, Leaf)}
 
     @property
+    def parameters(self) -> list[str]:
+        """Names of the parameters."""
+        return [name for name, i in self.leaves.items() if self.nodes[i].op.name == "parameter"]
+
+    @property
     def results(self) -> tuple[Value, ...]:
         return tuple(o.value for o in self.outputs if o.kind is OutputKind.RESULT)
 

@@ -13,6 +13,11 @@ from treadle.ir.ops.leaves import INPUT, Leaf
 
 def remove_dead_code(graph: Graph) -> Graph:
     """Only what the outputs need, and every input: inputs are the interface."""
+    return without_dead_code(graph)[0]
+
+
+def without_dead_code(graph: Graph) -> tuple[Graph, list[int]]:
+    """The same, and the new position of each node, −1 for those that are gone."""
     needed = bytearray(len(graph.nodes))
     for i in (*graph.inputs, *(o.value.node for o in graph.outputs)):
         needed[i] = True
@@ -21,17 +26,17 @@ def remove_dead_code(graph: Graph) -> Graph:
             for v in graph.nodes[i].operands:
                 needed[v.node] = True
     if all(needed):
-        return graph
+        return graph, list(range(len(graph.nodes)))
     moved: list[int] = []
     nodes: list[Node] = []
     for i, node in enumerate(graph.nodes):
-        moved.append(len(nodes))
+        moved.append(len(nodes) if needed[i] else -1)
         if needed[i]:
             operands = tuple([Value(moved[v.node], v.output) for v in node.operands])
             nodes.append(node if operands == node.operands else node.over(operands))
     outputs = (Output(o.kind, o.name, Value(moved[o.value.node], o.value.output))
                for o in graph.outputs)  # fmt: skip
-    return Graph(tuple(nodes), tuple(outputs), graph.name)
+    return Graph(tuple(nodes), tuple(outputs), graph.name), moved
 
 
 def replace_values(graph: Graph, replacements: Mapping[Value, Value]) -> Graph:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
 
+from treadle.ir.composition import Composition
 from treadle.ir.graph import Graph
-from treadle.ir.marks import Pairs, pairs_of
+from treadle.ir.marks import Pairs
 
 
 class Relation(Enum):
@@ -30,6 +31,9 @@ class Passage:
     pairs: Pairs = ()
     assumptions: tuple[str, ...] = ()  # under which the graphs are equal
     reason: str = ""  # why the compiler itself could not show it
+    cotangents: Pairs = ()  # values before, and those after that may be their cotangents
+    frozen: tuple[str, ...] = ()  # parameters that are not trained
+    composition: Callable[[], Composition] | None = None  # of a stage that appends updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +53,8 @@ class Evidence:
     # Comparisons that are put off until a compiler works beside this thread.
     pending: list[Callable[[], None]] = field(default_factory=list)
     programs: list[Scheduled] = field(default_factory=list)
-    # The loss as it was traced and with its gradients, of small batches, larger and larger; or why
-    # there is none.
-    small: Callable[[], Iterator[tuple[Graph, Graph]] | str] | None = None
 
     def settle(self) -> None:
         """Compare what is left to compare, before anything runs: an error if graphs differ."""
         while self.pending:
             self.pending.pop(0)()
-
-    def add_part(self, stage: str, whole: Graph, part: Graph) -> None:
-        """What a program computes of a marked graph."""
-        at = len(self.passages)
-        self.passages.append(Passage(stage, Relation.PART, whole, part))
-
-        def pair() -> None:
-            self.passages[at] = replace(self.passages[at], pairs=pairs_of(whole, part))
-
-        self.pending.append(pair)

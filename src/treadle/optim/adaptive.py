@@ -263,7 +263,7 @@ def lion(
         step = sign(one.average("m", one.g, "beta1"))
         return one.p - step * one.rate, {"m": one.average("m", one.g, "beta2")}
 
-    return per_parameter("lion", lr, given, rule, Parts({"m": zeros}), decay)
+    return per_parameter("lion", lr, given, rule, Parts({"m": zeros}, flags={}), decay)
 
 
 def adamp(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 
 from treadle.autodiff.backward import differentiate
 from treadle.base import dtypes, trees
-from treadle.base.errors import ArgumentError, GradientError
+from treadle.base.errors import ArgumentError, GradientError, TreadleError
 from treadle.base.trees import Structure
 from treadle.frontend.coerce import as_tensor, cast
 from treadle.frontend.functions.arithmetic import (
@@ -23,6 +24,7 @@ from treadle.frontend.functions.shaping import zeros_like
 from treadle.frontend.scopes import Trace, at_one_line, isolated_tracing
 from treadle.frontend.tensor import Tensor
 from treadle.frontend.tracing import emit
+from treadle.ir.composition import Composition
 from treadle.ir.graph import Graph, Output, OutputKind, Value
 from treadle.ir.ops.leaves import PARAMETER, STATE, Leaf
 from treadle.ir.rewrite import inline_into, remove_dead_code
@@ -31,6 +33,7 @@ from treadle.optim.clipping import global_norm, scaled_to_norm
 from treadle.optim.labels import free_site, with_sampled_labels
 from treadle.optim.optimizer import Context, Optimizer, Params
 from treadle.optim.parts import loss_of_part, parts_among
+from treadle.optim.schedules import Schedule
 
 SCALAR = TensorType(())
 COUNT = TensorType((), dtypes.int32)
@@ -107,6 +110,68 @@ def append_updates(graph: Graph, loss: Graph | None, plan: UpdatePlan, mode: Mod
     with isolated_tracing(f"{graph.name}.{mode.name.lower()}") as trace:
         values = inline_into(trace.builder, graph, {})
         return remove_dead_code(_Appending(trace, graph, values, loss, plan, mode).run())
+
+
+def composition(
+    plan: UpdatePlan, mode: Mode, graph: Graph, naming: Callable[[], AbstractContextManager[None]]
+) -> Composition:
+    """What `append_updates` makes of a graph, as a certificate states it."""
+    with naming():  # selectors of the optimizer may be modules
+        return _composition(plan, mode, graph)
+
+
+def _composition(plan: UpdatePlan, mode: Mode, graph: Graph) -> Composition:
+    known, decayed = plan.optimizer.known, tuple[str, ...]()
+    rate = whole = None
+    reason = ""
+    trained = [o.name for o in graph.outputs if o.kind is OutputKind.GRADIENT]
+    if known is None:
+        try:
+            whole = trace_update(plan, graph)
+        except TreadleError as error:
+            reason = f"its optimizer asks for more than gradients: {error}"[:900]
+    else:
+        rate = None if known.schedule.is_constant else _trace_rate(plan, known.schedule)
+        decayed = tuple(n for n in trained if plan.decays.get(n, True) and known.decays(n))
+    return Composition(
+        mode.value,
+        plan.prefix,
+        plan.clip_norm is not None,
+        plan.accumulates,
+        plan.scales_loss,
+        plan.optimizer.name if known is None else known.name,
+        {} if known is None else known.flags,
+        decayed,
+        rate,
+        whole,
+        reason,
+    )
+
+
+def trace_update(plan: UpdatePlan, graph: Graph) -> Graph:
+    """What the optimizer makes of gradients, which are inputs, as metrics and captures are."""
+    kinds = (OutputKind.RESULT, OutputKind.GRADIENT, OutputKind.METRIC, OutputKind.CAPTURE)
+    named = [o for o in graph.outputs if o.kind in kinds]
+    with isolated_tracing("update") as trace:
+        inputs = [
+            trace.input(f"{o.kind.value}:{o.name}", graph.type_of(o.value)).handle for o in named
+        ]
+        given = Graph(graph.nodes, tuple(named), graph.name)
+        appending = _Appending(trace, given, inputs, None, plan, Mode.UPDATE)
+        written = appending.optimizer(appending.gradients)
+        outputs = [Output(OutputKind.UPDATE, n, new.handle) for n, (_, new) in written.items()]
+        return remove_dead_code(trace.finish_outputs(outputs))
+
+
+def _trace_rate(plan: UpdatePlan, schedule: Schedule) -> Graph:
+    """The rate of a schedule, of the count and the numbers of a step."""
+    with isolated_tracing("rate") as trace:
+        hyper = {k: trace.leaf(STATE, plan.name("hyper", k), SCALAR) for k in schedule.hyper}
+        count = cast(trace.leaf(STATE, plan.name("count"), COUNT), dtypes.float32)
+        value = schedule.value(count, hyper)
+        return remove_dead_code(
+            trace.finish_outputs([Output(OutputKind.RESULT, "rate", as_tensor(value).handle)])
+        )
 
 
 class _Appending:
@@ -200,7 +265,7 @@ class _Appending:
             for name, g in means.items():
                 self._put(OutputKind.GRADIENT, name, g)
                 self._result(f"grad_norm:{name}", global_norm([g]))
-        written = self._optimizer(self._clipped(means))
+        written = self.optimizer(self._clipped(means))
         if self.plan.scales_loss:
             written = self._skipping(written, self._is_fine(norm, written))
         else:
@@ -225,7 +290,7 @@ class _Appending:
         after = [new for _, new in written.values() if new.dtype.is_float]
         return logical_and(isfinite(norm), isfinite(global_norm(after)))
 
-    def _optimizer(self, gradients: Params) -> Written:
+    def optimizer(self, gradients: Params) -> Written:
         """Old and new values of parameters and optimizer state, by name."""
         plan = self.plan
         params = {n: self.trace.leaf(PARAMETER, n, t) for n, t in plan.parameters.items()}

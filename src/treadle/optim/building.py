@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 from treadle.base.errors import ArgumentError
 from treadle.base.numbers import Numbers, check_flag
@@ -17,9 +18,9 @@ from treadle.frontend.coerce import as_tensor, constant
 from treadle.frontend.functions.arithmetic import eq, log, tanh
 from treadle.frontend.scopes import at_one_line
 from treadle.frontend.tensor import Tensor
-from treadle.optim.optimizer import Context, Optimizer, Params
+from treadle.optim.optimizer import Context, Definition, Optimizer, Params
 from treadle.optim.schedules import Schedule, as_schedule
-from treadle.optim.selecting import Selector, check_selector, check_selects, decays
+from treadle.optim.selecting import Selector, check_selector, check_selects, decays, selects
 
 Rate = float | Schedule
 Hyper = Mapping[str, Tensor]
@@ -99,6 +100,7 @@ class Parts:
     shared: Mapping[str, float] | None = None  # scalars and their first values
     advance: Advance | None = None
     extra: Extra | None = None  # a tensor for each parameter that needs all of them
+    flags: Mapping[str, bool] | None = None  # of the certificate's definition, where it has one
 
 
 def per_parameter(
@@ -152,6 +154,10 @@ def per_parameter(
                     new[slot][key] = value
         return after, new | {k: common[k] for k in shared}
 
+    known = None
+    if parts.flags is not None:
+        flags = {**parts.flags, "maximize": maximize}
+        known = Definition(name, flags, schedule, partial(_selects, selector), update)
     return Optimizer(
         name,
         init,
@@ -159,7 +165,12 @@ def per_parameter(
         dict(schedule.hyper) | given.hyper,
         {"": schedule},
         domains=dict(schedule.domains) | given.domains,
+        definition=known,
     )
+
+
+def _selects(selector: Selector | None, name: str) -> bool:
+    return selector is None or selects(selector, name)
 
 
 def schedule_beside(name: str, lr: Rate, given: Numbers) -> Schedule:

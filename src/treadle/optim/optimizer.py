@@ -61,6 +61,21 @@ def keep_params(state: Tree, params: Params) -> Params:
 
 
 @dataclass(frozen=True, slots=True)
+class Definition:
+    """An update that the certificate's checker has a definition of, by name.
+
+    `flags` are the choices that change its formula. It holds for `update` alone: an optimizer made
+    of another one by `dataclasses.replace` has another update.
+    """
+
+    name: str
+    flags: Mapping[str, bool]
+    schedule: Schedule
+    decays: Callable[[str], bool]  # which parameters `decay` selects
+    update: Update
+
+
+@dataclass(frozen=True, slots=True)
 class Optimizer:
     """`init(params) -> state` and `update(grads, state, params, context) -> (params, state)`.
 
@@ -77,6 +92,13 @@ class Optimizer:
     trains: Callable[[str], bool] = lambda name: True
     domains: Mapping[str, Domain] = field(default_factory=dict)
     acts_on: Callable[[str, str], bool] = lambda key, name: True  # which number on which parameter
+    definition: Definition | None = None
+
+    @property
+    def known(self) -> Definition | None:
+        """The definition, if the update is still the one that it is of."""
+        is_own = self.definition is not None and self.definition.update is self.update
+        return self.definition if is_own else None
 
     def check(self, key: str, value: object, types: Mapping[str, TensorType]) -> float:
         """A number for `key`, also after rounding to the dtype of the parameters it acts on."""

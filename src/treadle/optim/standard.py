@@ -73,7 +73,8 @@ def sgd(
         return one.p - step * one.rate, {"momentum": buffer}
 
     slots = {"momentum": zeros} if has_momentum else {}
-    return per_parameter("sgd", lr, given, rule, Parts(slots, Decay.COUPLED), decay, maximize)
+    parts = Parts(slots, Decay.COUPLED, flags={"momentum": has_momentum, "nesterov": nesterov})
+    return per_parameter("sgd", lr, given, rule, parts, decay, maximize)
 
 
 def adam(
@@ -130,7 +131,8 @@ def _adam(
         step = m / (corrected_root(one, v) + one.hyper["eps"])
         return one.p - step * (one.rate / one.correction("beta1")), new
 
-    return per_parameter(name, lr, given, rule, Parts(slots, how), decay, maximize)
+    parts = Parts(slots, how, flags={"amsgrad": amsgrad})
+    return per_parameter(name, lr, given, rule, parts, decay, maximize)
 
 
 def moments(one: One) -> tuple[Tensor, Tensor]:
@@ -167,7 +169,8 @@ def adagrad(
         return one.p - one.g / (sqrt(total) + one.hyper["eps"]) * rate, {"sum": total}
 
     slots = {"sum": filled(first.hyper["initial_accumulator_value"])}
-    return per_parameter("adagrad", lr, given, rule, Parts(slots, Decay.COUPLED), decay, maximize)
+    parts = Parts(slots, Decay.COUPLED, flags={})
+    return per_parameter("adagrad", lr, given, rule, parts, decay, maximize)
 
 
 def rmsprop(
@@ -206,7 +209,9 @@ def rmsprop(
             step = new["momentum"] = one.state["momentum"] * one.hyper["momentum"] + step
         return one.p - step * one.rate, new
 
-    return per_parameter("rmsprop", lr, given, rule, Parts(slots, Decay.COUPLED), decay, maximize)
+    flags = {"centered": centered, "momentum": momentum > 0}
+    parts = Parts(slots, Decay.COUPLED, flags=flags)
+    return per_parameter("rmsprop", lr, given, rule, parts, decay, maximize)
 
 
 def adadelta(
@@ -231,7 +236,7 @@ def adadelta(
         step = sqrt(one.state["steps"] + eps) / sqrt(v + eps) * one.g
         return one.p - step * one.rate, {"v": v, "steps": one.average("steps", step * step, "rho")}
 
-    parts = Parts({"v": zeros, "steps": zeros}, Decay.COUPLED)
+    parts = Parts({"v": zeros, "steps": zeros}, Decay.COUPLED, flags={})
     return per_parameter("adadelta", lr, given, rule, parts, decay, maximize)
 
 

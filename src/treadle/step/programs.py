@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from treadle.backends.passing import add_part
 from treadle.frontend.scopes import RANDOM_STATE
 from treadle.ir.graph import Graph, OutputKind
 from treadle.ir.marks import marked
@@ -94,7 +95,7 @@ class Variants:
             whole = marked(graph)
             chosen = select(whole, kinds, names)
             chosen = guarded(chosen, self.indices) if self._on_device else chosen
-            self._report.evidence.add_part(name, whole, chosen)
+            add_part(self._report, self._options, name, whole, chosen)
             self._built[key] = load(chosen, self._report, self._options, name)
             self._report.compiles += 1
         return self._built[key]
@@ -119,7 +120,7 @@ class Evaluation:
             whole = marked(self._graph)
             chosen = select(whole, kinds, ["loss", "weight"])
             chosen = guarded(chosen, self.indices) if self._on_device else chosen
-            self._report.evidence.add_part("evaluate", whole, chosen)
+            add_part(self._report, self._options, "evaluate", whole, chosen)
             self._built[captures] = load(chosen, self._report, self._options, "evaluate")
             self._report.compiles += 1
         return self._built[captures]

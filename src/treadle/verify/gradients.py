@@ -20,7 +20,7 @@ from treadle.domains.dual import Dual, DualNumber
 from treadle.domains.field import FiniteField, Residues
 from treadle.domains.float64 import Array, Float64
 from treadle.ir.composites import definition_graph
-from treadle.ir.control import CALL, SCAN, Call, Scan
+from treadle.ir.control import CALL, SCAN, Call, Scan, own_backwards
 from treadle.ir.graph import Graph, Node, OutputKind
 from treadle.ir.ops.indexing import Gather, ScatterAdd
 from treadle.ir.ops.linear import Contraction
@@ -48,7 +48,7 @@ def check_gradient(loss: Graph, both: Graph, trial: int = 0, owner: str = "") ->
     names = tuple(o.name for o in both.outputs if o.kind is OutputKind.GRADIENT)
     if _is_exact(loss, both, trial):
         return Claim("gradient", loss.name, buffers=names)
-    own = [owner] if owner else [f"the backward of {name}" for name in _own_backwards(loss)]
+    own = [owner] if owner else [f"the backward of {name}" for name in own_backwards(loss)]
     if not own:
         told = ", ".join(names)
         raise GraphError("verify", f"the gradients of {loss.name} are wrong, of one of {told}")
@@ -78,12 +78,6 @@ def _is_exact(loss: Graph, both: Graph, trial: int) -> bool:
 
 def _leaves(graph: Graph) -> dict[str, TensorType]:
     return {name: graph.nodes[i].types[0] for name, i in graph.leaves.items()}
-
-
-def _own_backwards(loss: Graph) -> list[str]:
-    """Functions with a gradient of their own, by name."""
-    calls = (n.attributes for n, _ in _nodes(loss) if isinstance(n.attributes, Call))
-    return list(dict.fromkeys(c.name for c in calls if c.backward is not None))
 
 
 # In float64

@@ -14,21 +14,28 @@ from typing import Any
 from treadle.base.errors import SaveError
 from treadle.base.version import __version__
 from treadle.compile_report import CompileReport
-from treadle.ir.graph import Graph, Node
+from treadle.ir.composition import Composition
 from treadle.kernel.evidence import Passage, Relation, Scheduled
-from treadle.verify.certificate.graphs import Records, form_of
+from treadle.verify.certificate.graphs import Records
 from treadle.verify.certificate.signing import signed
 from treadle.verify.certificate.stored import unpacked
 from treadle.verify.certificate.used import rules_used
 
-FORMAT, VERSION = "treadle certificate", 6
+FORMAT, VERSION = "treadle certificate", 7
+FIRST = "apply_precision"  # the stage that is given what was traced
+RELATIONS = {
+    Relation.EQUAL: "the graph after {stage} equals the one before over the reals",
+    Relation.GRADIENTS: "{stage} adds the gradients of the loss, and nothing else",
+    Relation.UPDATES: "{stage} makes the step that was asked for",
+    Relation.PART: "the program {stage!r} computes outputs of the graph as they are",
+}
 # What no certificate says anything of.
 NOT_CLAIMED = (
     "rounding: numbers are exact elements of a field, or reals",
     "what LLVM or NVRTC make of the kernels, and the machine code itself",
     "libraries, drivers and hardware",
     "what kernels do with NaN",
-    "that the optimizer's formulas, which are read as they were traced, are those of a paper",
+    "first values of parameters and of the optimizer's state",
 )
 
 
@@ -119,7 +126,7 @@ class _Writing:
         evidence = self.report.evidence
         passages = [self._passage(p) for p in evidence.passages]
         programs = [self._program(p) for p in evidence.programs]
-        gradient = self._gradient()
+        traced = {p["before"] for p in passages if p["stage"] == FIRST}
         claims = tuple(self._claims(programs))
         manifest = {
             "treadle": __version__,
@@ -127,7 +134,7 @@ class _Writing:
             "precision": self.report.precision,
             "passages": _distinct(passages),
             "programs": _distinct(programs),
-            "gradient": gradient,
+            "traced": sorted(traced),
             "rules": rules_used(self.report),
             "claims": [asdict(c) for c in claims],
         }
@@ -140,8 +147,26 @@ class _Writing:
             "before": self.records.graph(p.before),
             "after": self.records.graph(p.after),
             "pairs": self.records.add([[*a, *b] for a, b in p.pairs]),
+            "cotangents": self._cotangents(p),
+            "frozen": list(p.frozen),
+            "plan": "" if p.composition is None else self.records.add(self._plan(p.composition())),
             "assumptions": list(p.assumptions),
         }
+
+    def _cotangents(self, p: Passage) -> str:
+        has_gradients = p.relation is Relation.GRADIENTS
+        return self.records.add([[*a, *b] for a, b in p.cotangents]) if has_gradients else ""
+
+    def _plan(self, c: Composition) -> dict[str, Any]:
+        update = {
+            "name": c.name, "flags": dict(c.flags), "decayed": list(c.decayed),
+            "rate": None if c.rate is None else self.records.graph(c.rate),
+            "graph": None if c.graph is None else self.records.graph(c.graph),
+        }  # fmt: skip
+        return {
+            "mode": c.mode, "prefix": c.prefix, "clips": c.clips, "accumulates": c.accumulates,
+            "scales": c.scales, "update": update, "reason": c.reason,
+        }  # fmt: skip
 
     def _program(self, p: Scheduled) -> dict[str, Any]:
         found = unpacked(p.record())
@@ -152,31 +177,9 @@ class _Writing:
         pairs = self.records.add(found["pairs"])
         return {**record, "graphs": found["graphs"], "pairs": pairs, "program": found["program"]}
 
-    def _gradient(self) -> dict[str, str]:
-        make = self.report.evidence.small
-        found = "there is no gradient" if make is None else make()
-        one = found if isinstance(found, str) else self._of_this_form(found)
-        if isinstance(one, str):
-            return {"loss": "", "both": "", "reason": one}
-        loss, both = (self.records.graph(_without_lines(graph)) for graph in one)
-        return {"loss": loss, "both": both, "reason": ""}
-
-    def _of_this_form(self, found: Iterator[tuple[Graph, Graph]]) -> tuple[Graph, Graph] | str:
-        """The smallest batch's graphs that are of the same form as the step's: a row that is not
-        there may leave a broadcast without work."""
-        passages = self.report.evidence.passages
-        forms = [form_of(p.after) for p in passages if p.relation is Relation.GRADIENTS]
-        one: tuple[Graph, Graph] | str = "the loss could not be traced once more"
-        for one in found:
-            if form_of(one[1]) in forms:
-                break
-        return one
-
     def _claims(self, programs: list[dict[str, Any]]) -> Iterator[Statement]:
         for p in self.report.evidence.passages:
-            if p.relation is Relation.EQUAL:
-                yield self._equal(p)
-        yield from self._of_gradient()
+            yield self._related(p)
         for program, facts in zip(programs, self.report.programs, strict=False):
             name, count = program["name"], f"{len(facts.kernels)} kernels"
             for claim in (
@@ -195,8 +198,8 @@ class _Writing:
             told = 'left to the checker, or to verify="full"'
             yield Statement(claim, "", told, f"{len(programs)} programs", False)
 
-    def _equal(self, p: Passage) -> Statement:
-        claim = f"the graph after {p.stage} equals the one before over the reals"
+    def _related(self, p: Passage) -> Statement:
+        claim = RELATIONS[p.relation].format(stage=p.stage)
         scope = f"{len(p.before.nodes)} nodes before, {len(p.after.nodes)} after"
         condition = ", ".join(p.assumptions)
         if self.level == "off":
@@ -205,25 +208,6 @@ class _Writing:
             return Statement(claim, condition, p.reason, scope, False)
         shown = "replayed: nodes over equal operands, others over a finite field at some elements"
         return Statement(claim, condition, shown, scope)
-
-    def _of_gradient(self) -> Iterator[Statement]:
-        if self.report.evidence.small is None:
-            return
-        claim = "the gradient equals forward mode, exactly over a finite field"
-        scope = "a batch as small as the model takes"
-        checked = [c for c in self.report.claims if c.kind == "gradient"]
-        if not checked:
-            told = 'left to the checker, or to verify="full"'
-            yield Statement(claim, "", told, scope, False)
-        for c in checked:
-            told = c.reason or f"along a random direction of {len(c.buffers)} parameters"
-            yield Statement(claim, "", told, scope, c.is_established)
-
-
-def _without_lines(graph: Graph) -> Graph:
-    """What was traced once more has the line that asked for it in places."""
-    nodes = (Node(n.op, n.attributes, n.operands, n.types) for n in graph.nodes)
-    return Graph(tuple(nodes), graph.outputs, graph.name)
 
 
 def _kernel(claim: Any) -> Statement:

@@ -70,12 +70,6 @@ def graph_record(graph: Graph, records: Records) -> dict[str, Any]:
     return {"name": graph.name, "lines": list(lines), "nodes": nodes, "outputs": outputs}
 
 
-def form_of(graph: Graph) -> list[tuple[str, str]]:
-    """What instances of other sizes have in common: the ops and the names of calls, in order."""
-    nodes = graph_record(graph, Records())["nodes"]
-    return [(op, attributes["name"] if op == "call" else "") for op, attributes, *_ in nodes]
-
-
 def operand_types(graph: Graph, node: Node) -> tuple[TensorType, ...]:
     """Those on which the record of a use depends; of elementwise ops none does."""
     if not _is_typed(node.op):
