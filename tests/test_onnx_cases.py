@@ -27,6 +27,8 @@ from onnx_cases import (
 from twice import Twins
 
 PARTS = 8
+# Every outcome but PASSED: refused by name, or listed as different.
+NAMED = {OTHER_VALUES, OTHER_TYPES, *REFUSED.values(), *(why for _, why in DIFFERENT.values())}
 
 
 def test_some_cases() -> None:
@@ -58,8 +60,7 @@ def test_some_cases_compiled_and_from_the_cache(
 @pytest.mark.slow
 def test_every_case() -> None:
     found = Counter(result for _, result in counted(every_case()))
-    named = {OTHER_VALUES, OTHER_TYPES, *REFUSED.values(), *(why for _, why in DIFFERENT.values())}
-    assert set(found) == {PASSED, *named}, found
+    assert set(found) == {PASSED, *NAMED}, found
     assert found[PASSED] >= 1534, found
 
 
@@ -69,4 +70,5 @@ def test_every_case_compiled_and_from_the_cache(
     part: int, twins: Twins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = compiled(every_case()[part::PARTS], twins, tmp_path, monkeypatch)
-    assert found[PASSED] > 1500 // PARTS, found
+    assert set(found) <= {PASSED, *NAMED}, found
+    assert found[PASSED] >= 1440 // PARTS, found

@@ -12,8 +12,10 @@ from treadle.interop.onnx.reader.program import Body, Step
 # Operands that are weights, by operator.
 WEIGHTS: dict[str, tuple[int, ...]] = {
     "BatchNormalization": (1, 2),
+    "CausalConvWithState": (1, 2),
     "Conv": (1, 2),
     "ConvTranspose": (1, 2),
+    "DeformConv": (1, 3),
     "Einsum": (0, 1, 2, 3),
     "GRU": (1, 2, 3),
     "Gather": (0,),
@@ -35,10 +37,14 @@ SETTINGS: dict[str, tuple[int, ...]] = {
     "OneHot": (2,),
     "Pad": (2,),
     "Pow": (1,),
+    "QLinearConv": (1, 4, 6),
+    "QLinearMatMul": (1, 4, 6),
     "QuantizeLinear": (1, 2),
     "Range": (0, 1, 2),
     "Resize": (1, 2),
     "RotaryEmbedding": (1, 2),
+    "STFT": (2,),
+    "Upsample": (1,),
 }
 STATISTICS = {"BatchNormalization": (3, 4)}
 ARITHMETIC = ("Add", "Sub", "Mul", "Div")

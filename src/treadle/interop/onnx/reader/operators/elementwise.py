@@ -17,7 +17,7 @@ from treadle.frontend.functions import arithmetic as a
 from treadle.frontend.functions import elementary as el
 from treadle.frontend.functions import reductions as red
 from treadle.frontend.functions.indexing import take
-from treadle.frontend.functions.shaping import iota, ones
+from treadle.frontend.functions.shaping import iota, ones, reshape
 from treadle.frontend.tensor import Tensor
 from treadle.interop.onnx.library import DTYPES, element_type
 from treadle.interop.onnx.reader.calls import OPERATORS, Call, Operator, Value, operator
@@ -164,6 +164,9 @@ def _is_inf(call: Call, x: Value) -> Tensor:
 
 @operator("Clip")
 def _clip(call: Call, x: Value, low: Value = None, high: Value = None) -> Tensor:
+    """Bounds are operands, or in older files attributes."""
+    low = call.real("min") if call.has("min") else low
+    high = call.real("max") if call.has("max") else high
     bounds = [b.item() if isinstance(b, np.ndarray) and b.ndim == 0 else b for b in (low, high)]
     found = as_tensor(x)
     if bounds[0] is not None:
@@ -286,19 +289,26 @@ def _axis(call: Call, x: Value, default: int = -1) -> int:
     return call.axis(call.integer("axis", default), as_tensor(x).ndim)
 
 
-@operator("Softmax")
-def _softmax(call: Call, x: Value) -> Tensor:
-    return act.softmax(as_tensor(x), _axis(call, x))
+def _along_axis(function: Callable[[Tensor, int], Tensor]) -> Operator:
+    """Over an axis; before opset 13 over it and all that follow, as one."""
+
+    def run(call: Call, x: Value) -> Tensor:
+        tensor = as_tensor(x)
+        if call.opset >= 13:
+            return function(tensor, _axis(call, x))
+        axis = _axis(call, x, 1)
+        rows = math.prod(tensor.shape[:axis])
+        flat = reshape(tensor, (rows, math.prod(tensor.shape[axis:])))
+        return reshape(function(flat, 1), tensor.shape)
+
+    return run
 
 
-@operator("LogSoftmax")
-def _log_softmax(call: Call, x: Value) -> Tensor:
-    return act.log_softmax(as_tensor(x), _axis(call, x))
+def _hardmax(x: Tensor, axis: int) -> Tensor:
+    first = red.argmax(x, axis, keepdims=True)
+    return cast_to(a.eq(iota(x.shape, axis), first), x.dtype)
 
 
-@operator("Hardmax")
-def _hardmax(call: Call, x: Value) -> Tensor:
-    axis = _axis(call, x)
-    found = as_tensor(x)
-    first = red.argmax(found, axis, keepdims=True)
-    return cast_to(a.eq(iota(found.shape, axis), first), found.dtype)
+OPERATORS["Softmax"] = _along_axis(act.softmax)
+OPERATORS["LogSoftmax"] = _along_axis(act.log_softmax)
+OPERATORS["Hardmax"] = _along_axis(_hardmax)

@@ -216,6 +216,8 @@ def _batch_norm(
     call: Call, x: Value, scale: Value, bias: Value, mean: Value, variance: Value
 ) -> list[Tensor]:
     """By the file's statistics, or by those of the batch where it says that it is training."""
+    if not call.flag("spatial", True):  # an attribute of older files
+        raise call.refuse("statistics of each element", "Those of each channel are read.")
     tensor = as_tensor(x)
     eps = call.real("epsilon", 1e-5)
     wide = tensor if tensor.dtype.bits >= 32 else cast_to(tensor, dtypes.float32)

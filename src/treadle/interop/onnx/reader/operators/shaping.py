@@ -209,11 +209,18 @@ def _split(call: Call, x: Value, split: Value = None) -> list[Tensor]:
 
 @operator("Slice")
 def _slice(
-    call: Call, x: Value, starts: Value, ends: Value, axes: Value = None, steps: Value = None
+    call: Call,
+    x: Value,
+    starts: Value = None,
+    ends: Value = None,
+    axes: Value = None,
+    steps: Value = None,
 ) -> Tensor:
     tensor = as_tensor(x)
-    first, last = call.whole(starts, "the starts"), call.whole(ends, "the ends")
-    given = tuple(range(len(first))) if axes is None else call.whole(axes, "axes")
+    first, last = _sizes(call, starts, "starts"), _sizes(call, ends, "ends")
+    given = tuple(range(len(first)))
+    if axes is not None or call.has("axes"):
+        given = _sizes(call, axes, "axes")
     step = (1,) * len(first) if steps is None else call.whole(steps, "the steps")
     if not len(first) == len(last) == len(given) == len(step) or 0 in step:
         raise call.refuse(f"{first}:{last}:{step} along {given}"[:400])
@@ -230,14 +237,23 @@ def _slice(
     return tensor
 
 
+def _sizes(call: Call, value: Value, name: str) -> tuple[int, ...]:
+    """Integers of an operand, or in older files of an attribute."""
+    if value is None and call.has(name):
+        return call.integers(name)
+    return call.whole(value, f"the {name}")
+
+
 PADS = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 
 
 @operator("Pad")
-def _pad(call: Call, x: Value, pads: Value, value: Value = None, axes: Value = None) -> Tensor:
+def _pad(
+    call: Call, x: Value, pads: Value = None, value: Value = None, axes: Value = None
+) -> Tensor:
     tensor = as_tensor(x)
     mode = PADS[call.choice("mode", "constant", tuple(PADS))]
-    amounts = call.whole(pads, "the pads")
+    amounts = _sizes(call, pads, "pads")
     chosen = (
         range(tensor.ndim) if axes is None else call.axes(call.whole(axes, "axes"), tensor.ndim)
     )
@@ -248,7 +264,9 @@ def _pad(call: Call, x: Value, pads: Value, value: Value = None, axes: Value = N
         pairs[axis] = (amounts[i], amounts[i + len(chosen)])
     if mode != "constant":
         return padding.pad(tensor, pairs, mode=mode)
-    fill = 0 if value is None or value.size == 0 else call.number(value, "the value")
+    fill = call.real("value", 0.0)
+    if value is not None and value.size:
+        fill = call.number(value, "the value")
     return padding.pad(tensor, pairs, fill)
 
 

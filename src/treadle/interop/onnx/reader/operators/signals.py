@@ -69,9 +69,8 @@ def _stft(call: Call, x: Value, step: Value, window: Value = None, length: Value
     if signal.ndim != 3 or hop < 1 or not 1 <= size <= signal.shape[1]:
         raise call.refuse(f"frames of {size} elements, {hop} apart, of {signal.type}")
     count = 1 + (signal.shape[1] - size) // hop
-    call.bounded(count, size)
-    places = np.arange(count)[:, None] * hop + np.arange(size)
-    frames = take(signal, as_tensor(places.astype(np.int32)), 1)
+    places = s.iota((count, 1), 0) * hop + s.iota((1, size), 1)
+    frames = take(signal, places, 1)
     if window is not None:
         weights = as_tensor(window)
         if weights.shape != (size,):
