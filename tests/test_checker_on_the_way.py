@@ -25,7 +25,14 @@ F = td.Spec((5, 700, 3))
 INTEGERS = td.Spec((3, 777), td.int32)
 
 
-SORTING = replace(GPU.in_order(), rewriting=replace(GPU.rewriting, least_sorted=1))
+ORDERED = GPU.in_order()
+assert ORDERED.mapping is not None
+# Sums of sorted runs, and merges from memory to memory.
+SORTING = replace(
+    ORDERED,
+    rewriting=replace(GPU.rewriting, least_sorted=1),
+    mapping=replace(ORDERED.mapping, sorted_row=0),
+)
 
 
 def scattered(x, index):

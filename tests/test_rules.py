@@ -467,7 +467,6 @@ CASES = {
         )
         for word, op in (
             ("sum", "sum"),
-            ("product", "prod"),
             ("maximum", "max"),
             ("minimum", "min"),
         )
