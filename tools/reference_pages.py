@@ -399,10 +399,17 @@ def method_call(name: str, method: Any) -> str | None:
     return None if needed else f"x.{name}()"
 
 
+def labelled(call: str) -> str:
+    """A line that prints a call and its result, formatted as ruff does."""
+    quote = "'" if '"' in call else '"'
+    line = f"print({quote}{call}{quote}, {call})"
+    return line if len(line) <= 100 else f"print(\n    {quote}{call}{quote},\n    {call},\n)"
+
+
 def methods_text(printed: Printed) -> str:
     found = methods()
     calls = [method_call(n, m) for n, m in found.items()]
-    source = "\n".join(["x = td.tensor([1.0, 4.0])", *(f'print("{c}", {c})' for c in calls if c)])
+    source = "\n".join(["x = td.tensor([1.0, 4.0])", *(labelled(c) for c in calls if c)])
     rows = [method_row(n, m) for n, m in found.items()]
     head = "| method | what it is |\n|---|---|"
     return "\n\n".join(
