@@ -116,8 +116,8 @@ def page() -> str:
     parts.append(_section("Errors and warnings", _ERRORS, [_class_row(n) for n in errors]))
     parts.append(
         "`td.nn`, `td.losses`, `td.metrics`, `td.random` and the functions are on their own pages; "
-        "`td.special` has those of `torch.special` by PyTorch's names. `td.tables` fills the rule tables "
-        "when `treadle` is imported and has no functions."
+        "`td.special` has those of `torch.special` by PyTorch's names. `td.tables` fills the rule "
+        "tables when `treadle` is imported and has no functions."
     )
     return "\n\n".join(parts) + "\n"
 
