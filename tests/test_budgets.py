@@ -33,8 +33,9 @@ from treadle_checker.certificate import check_bytes
 from treadle_checker.draws import Effort
 from treadle_checker.elements import Elements
 from treadle_checker.field import Array, Element, Field
+from treadle_checker.randomness import safe_prime
 from treadle_checker.reading import NotEstablished
-from treadle_checker.residues import SAFE_PRIMES, Lane
+from treadle_checker.residues import Lane
 from treadle_checker.types import Value
 
 MOST = 2**22  # elements that a default compile asks for, and those that it draws
@@ -252,7 +253,7 @@ def test_long_chains_take_memory_in_proportion(monkeypatch: pytest.MonkeyPatch) 
 
 def test_logarithms_of_few_elements_are_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are found by steps, many of which are looked for together."""
-    lane, calls = Lane(SAFE_PRIMES[1], 0), 0
+    lane, calls = Lane(safe_prime(1), 0), 0
     search = np.searchsorted
 
     def counted(*given: Any, **named: Any) -> Any:

@@ -24,9 +24,9 @@ from treadle.verify.sampling import SAMPLES, Sample, sample_graph
 from treadle_checker.elements import Elements
 from treadle_checker.field import Element, Field, same
 from treadle_checker.graph import SCHEMA, read_graph
+from treadle_checker.randomness import is_prime, safe_prime, seeded
 from treadle_checker.reading import Rejected
 from treadle_checker.relations import check_derived, with_gradients
-from treadle_checker.residues import SAFE_PRIMES
 from treadle_checker.types import Graph, Value
 
 assert tables, every_sample  # they fill the tables
@@ -48,6 +48,9 @@ def check_sample(op: Op, sample: Sample) -> None:
     graph, records = sample_graph(op, sample), Records()
     known = read(records, records.graph(graph))
     field, rng = FiniteField(0), np.random.default_rng(0)
+    own = Field(0)  # with the same primes and keys
+    for lane, of in ((own.p, field.lane_p), (own.q, field.lane_q)):
+        lane.modulus, lane.key = of.modulus, of.key
     arrays = sample.arrays()
     given = {
         str(i): field.random(d.type, rng) if d.type.is_float else field.lift(arrays[str(i)], d.type)
@@ -60,10 +63,10 @@ def check_sample(op: Op, sample: Sample) -> None:
 
     for wanted, (_, _, value) in zip(evaluate(graph, given, field), known.outputs, strict=True):
         expected = _held(wanted)(np.arange(np.size(wanted.p)))
-        found = Elements(known, Field(0), source).whole(value)
+        found = Elements(known, own, source).whole(value)
         assert same(_plain(found), expected), (op.name, sample.attributes)
         some = rng.integers(0, max(1, len(found.p)), min(7, len(found.p)))
-        alone = Elements(known, Field(0), source).at(value, some)
+        alone = Elements(known, own, source).at(value, some)
         assert same(_plain(alone), expected.map(lambda a, at=some: a[at]))  # type: ignore[misc]
 
 
@@ -149,14 +152,24 @@ def test_guards_hold_in_products(op: str) -> None:
     assert below_zero == (op == "reduce_sum")  # a zero is more than what is negative
 
 
-def test_the_primes_are_safe() -> None:
-    def is_prime(n: int) -> bool:
-        return all(n % d for d in range(2, int(n**0.5) + 1))
+def by_division(n: int) -> bool:
+    return n > 1 and all(n % d for d in range(2, int(n**0.5) + 1))
 
-    assert all(is_prime(p) and is_prime((p - 1) // 2) for p in SAFE_PRIMES[:1])
-    assert all(
-        pow(2, p - 1, p) == 1 and pow(3, (p - 1) // 2 - 1, (p - 1) // 2) == 1 for p in SAFE_PRIMES
-    )
+
+def test_primes_are_told_from_other_numbers() -> None:
+    strong = [2047, 1373653, 25326001, 1194649, 12327121]  # composite; some bases err on them
+    for n in [*range(3000), *strong, 2**31 - 1, 2**31 - 3, 46337**2]:
+        assert is_prime(n) == by_division(n), n
+
+
+def test_primes_are_safe_and_drawn() -> None:
+    found = []
+    for seed in range(8):
+        with seeded(seed):
+            found += [safe_prime(0), safe_prime(1)]
+    assert len(set(found)) == 16
+    assert all(2**30 < p < 2**31 for p in found)
+    assert all(by_division(p) and by_division((p - 1) // 2) for p in found)
 
 
 SMOOTH = {

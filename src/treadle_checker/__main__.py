@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         options = parser.parse_args(arguments)
-        return run(options.file, options.public_key, options.effort, options.json)
+        return run(options.file, options.public_key, options.effort, options.json, options.seed)
 
     return ended(command)
 
@@ -36,13 +36,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--public-key", metavar="HEX", help=key)
     effort = "how often each kernel is compared with its graph; 0: not at all"
     parser.add_argument("--effort", type=int, default=1, choices=range(4), help=effort)
+    seed = "repeat a run: its report tells what it was drawn with"
+    parser.add_argument("--seed", type=_seed, metavar="N", help=seed)
 
 
-def run(file: str, public_key: str | None, effort: int, as_json: bool) -> int:
+def _seed(text: str) -> int:
+    found = int(text)
+    if found < 0:
+        raise ValueError(text)
+    return found
+
+
+def run(
+    file: str, public_key: str | None, effort: int, as_json: bool, seed: int | None = None
+) -> int:
     """Check a file, print what was found, and give the exit code."""
     try:
         key = None if public_key is None else bytes.fromhex(public_key)
-        report = check_file(file, key, effort)
+        report = check_file(file, key, effort, seed)
     except ValueError:
         report = Report("unreadable", "the public key is not hexadecimal")
     print(json.dumps(report.record, indent=1) if as_json else report)

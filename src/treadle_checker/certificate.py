@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from treadle_checker import reading
+from treadle_checker import randomness, reading
 from treadle_checker.budget import Budget
 from treadle_checker.chain import check_chain
 from treadle_checker.equality import Outcome
@@ -54,6 +54,7 @@ class Report:
     made_by: str = ""
     claims: list[Claim] = field(default_factory=list)
     signature: str = "none"
+    seed: int = 0  # of what was drawn
 
     @property
     def exit_code(self) -> int:
@@ -76,11 +77,19 @@ class Report:
         for c in self.claims:
             if not c.is_established:
                 lines.append(f"  not established: {c.claim} [{c.scope}]: {c.reason}")
+        lines += [f"drawn with --seed {self.seed}"] if self.exit_code in (1, 3) else []
         lines += [f"not claimed: {'; '.join(NOT_CLAIMED)}"] if self.claims else []
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))
 
 
-def check_file(path: str, public_key: bytes | None = None, effort: int = 1) -> Report:
+def printable(text: str) -> str:
+    """A text with escapes for what a terminal may take for a command, or cannot encode."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def check_file(
+    path: str, public_key: bytes | None = None, effort: int = 1, seed: int | None = None
+) -> Report:
     """Everything that can be said of a file. It is read once, and never more than a limit."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -91,14 +100,17 @@ def check_file(path: str, public_key: bytes | None = None, effort: int = 1) -> R
         return Report("unreadable", str(error.strerror))
     except Unreadable as error:
         return Report("unreadable", str(error))
-    return check_bytes(data, public_key, effort)
+    return check_bytes(data, public_key, effort, seed)
 
 
-def check_bytes(data: bytes, public_key: bytes | None = None, effort: int = 1) -> Report:
-    """The same of bytes. Nothing that they say makes it raise."""
-    report = Report()
+def check_bytes(
+    data: bytes, public_key: bytes | None = None, effort: int = 1, seed: int | None = None
+) -> Report:
+    """The same of bytes. Nothing that they say makes it raise. A seed repeats a run."""
+    report = Report(seed=randomness.fresh() if seed is None else seed)
     try:
-        _Checking(data, report, effort).check(public_key)
+        with randomness.seeded(report.seed):
+            _Checking(data, report, effort).check(public_key)
     except Unreadable as error:
         report.verdict, report.reason = "unreadable", str(error)
     except (Rejected, NotEstablished) as error:
@@ -312,8 +324,15 @@ class _Checking:
             raise Rejected("it is signed with another key")
         known = f"by {key.hex()[:16]}…, a key that nobody vouches for"
         known = known if public_key is None else "by the key that was given"
-        missing = "not checked: the package cryptography is not installed"
-        self.report.signature = known if _is_verified(self.text, key, value) else missing
+        if _is_verified(self.text, key, value):
+            self.report.signature = known
+            return
+        missing = "the package cryptography is not installed"
+        if public_key is not None:
+            raise Unreadable(f"its signature cannot be verified: {missing}")
+        self.report.signature = f"not verified: {missing}"
+        told = "the key that it names has signed it"
+        self.report.claims.append(Claim(told, "signature", reason=missing))
 
 
 def _check_body(scope: str, graphs: Mapping[str, Graph], budget: Budget) -> str:

@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from treadle_checker import randomness
 from treadle_checker.budget import Budget
 from treadle_checker.reading import NotEstablished, Rejected
-from treadle_checker.residues import LANE, SAFE_PRIMES, Lane, Number, mix, text_key
+from treadle_checker.residues import LANE, Lane, Number, mix, text_key
 
 Array = Any  # numpy.ndarray
 
@@ -131,7 +132,7 @@ LOGARITHM = 2**13
 
 
 class Field:
-    """The arithmetic of both lanes. `trial` chooses primes and keys.
+    """The arithmetic of both lanes. Each `trial` has primes and keys of its own.
 
     `ordered`: comparisons of floats are decided by the order of residues instead, as maxima over
     axes and sorts are. Without `has_logs` logarithms have no laws: discrete ones are slow.
@@ -144,8 +145,7 @@ class Field:
         has_logs: bool = True,
         budget: Budget | None = None,
     ):
-        p = SAFE_PRIMES[trial % len(SAFE_PRIMES)]
-        key = int(mix(np.array([trial + 1], np.uint64))[0])
+        p, key = randomness.safe_prime(trial), randomness.key(trial)
         self.p, self.q = Lane(p, key), Lane((p - 1) // 2, key ^ 0x9E3779B97F4A7C15)
         self.ordered, self.has_logs = ordered, has_logs
         self.budget = budget or Budget()

@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from treadle_checker import layouts
+from treadle_checker import layouts, randomness
 from treadle_checker.bounds import check_bounds, reads_what_it_writes, stored_elements
 from treadle_checker.budget import FILE, Budget
 from treadle_checker.draws import index_sizes
@@ -274,7 +274,7 @@ class _Comparison:
         """Some that were written, some at the ends of every axis, and the last there should be."""
         layout, type_ = self._layout(held), self.graph.type_of(held.value)
         name, offset = self.site.names[own]
-        rng = np.random.default_rng([self.trial, len(written)])
+        rng = randomness.generator(5, self.trial, len(written))
         found = [written[0], written[-1], *written[rng.integers(0, len(written), COMPARED)]]
         if not (self.site.by_others or {}).get(own):
             last = (at - offset for at in layouts.last_addresses(layout))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from treadle_checker import program as ir
+from treadle_checker import randomness
 from treadle_checker.bounds import Scope, accesses_in
 from treadle_checker.budget import CALL
 from treadle_checker.field import Array, Element, Field, chosen, is_residue, numpy_of
@@ -192,7 +193,7 @@ class Machine:
         n = s.extent
         if n <= most:
             return np.arange(n)
-        rng = np.random.default_rng([self.seed, n, *s.var.encode()])
+        rng = randomness.generator(2, self.seed, n, *s.var.encode())
         near = _at_guards(s, [x for x in ir.walk(self.kernel.body) if isinstance(x, For)])[:6]
         more = rng.integers(0, n, max(0, most - 2 - len(near))).tolist()
         found = np.unique([0, n - 1, *near, *more])
@@ -317,7 +318,7 @@ class Machine:
             if (m + n) * k > 8 * CHUNK:
                 raise NotEstablished(f"a product of {m} by {k} by {n} is needed at once")
             return np.arange(m), np.arange(k), np.arange(n)
-        rng = np.random.default_rng([self.seed, m, n])
+        rng = randomness.generator(3, self.seed, m, n)
         rows, columns = (np.unique([0, x - 1, *rng.integers(0, x, 3)]) for x in (m, n))
         return rows, np.arange(k), columns
 

@@ -15,7 +15,7 @@ from itertools import product
 
 from treadle_checker import program as ir
 from treadle_checker.bounds import Access, Scope, accesses_in, accesses_of
-from treadle_checker.index import Atom, Index
+from treadle_checker.index import Atom, Index, summed
 from treadle_checker.program import Assign, Barrier, For, Kernel, Library, Statement
 from treadle_checker.reading import Rejected
 
@@ -112,7 +112,8 @@ class _Inside:
             return True
 
     def difference(self, first: Index, second: Index) -> Iterator[_Term]:
-        mine, other = ({atom: f for f, atom in index.terms} for index in (first, second))
+        both = (summed(0, index.terms) for index in (first, second))
+        mine, other = ({atom: f for f, atom in index.terms} for index in both)
         for atom in dict.fromkeys([*mine, *other]):
             a, b = mine.get(atom, 0), other.get(atom, 0)
             low, high = self.scope.atom(atom)
@@ -140,15 +141,14 @@ class _Inside:
 
 def _opened(index: Index) -> Index:
     """With bounded sums written out."""
-    terms, offset = dict[AnyAtom, int](), index.offset
+    terms, offset = list[tuple[int, AnyAtom]](), index.offset
     for factor, atom in index.terms:
         inner = Index(0, ((1, atom),))
         if isinstance(atom, Atom) and atom.kind == "bounded" and isinstance(atom.of, Index):
             inner = atom.of
         offset += factor * inner.offset
-        for f, a in inner.terms:
-            terms[a] = terms.get(a, 0) + factor * f
-    return Index(offset, tuple((f, a) for a, f in terms.items()))
+        terms += [(factor * f, a) for f, a in inner.terms]
+    return summed(offset, terms)
 
 
 def check_races(kernel: Kernel) -> None:

@@ -17,10 +17,9 @@ from treadle_checker.reading import NotEstablished, Rejected
 Array = Any  # numpy.ndarray
 Number = bool | int | float | Fraction
 
-# p and (p − 1) / 2 are prime; a test checks that they are.
-SAFE_PRIMES = (2147483579, 2147483123, 2147482763, 2147481563)
 SHARDS = 1_000_003  # the factor that stands for a sum over shards: linear, and not the identity
-GENERATOR = 4  # a square other than 1, so of order q
+GENERATOR = 4  # a square other than 1, so of order q modulo a safe prime p = 2q + 1
+TABLES = 4  # of powers that are kept, one for each prime
 STRIDE = 2**11  # between the exponents of the table by which logarithms are found
 TOGETHER = 2**13  # powers that are looked for together
 MOST_LOGARITHMS = 2**14  # at once: each takes a thousand steps
@@ -154,14 +153,14 @@ def _powers(base: int, count: int, modulus: int) -> Array:
     return powers
 
 
-@lru_cache(maxsize=len(SAFE_PRIMES))
+@lru_cache(maxsize=TABLES)
 def _generator_powers(modulus: int) -> tuple[Array, Array]:
     """g^i for the low and g^(i · 2¹⁶) for the high half of an exponent's bits."""
     high = pow(GENERATOR, 2**16, modulus)
     return _powers(GENERATOR, 2**16, modulus), _powers(high, 2**15, modulus)
 
 
-@lru_cache(maxsize=len(SAFE_PRIMES))
+@lru_cache(maxsize=TABLES)
 def _strided_powers(modulus: int) -> tuple[Array, Array]:
     """g^(STRIDE · i) for all i below 2¹⁹, sorted, and each one's i."""
     powers = _powers(pow(GENERATOR, STRIDE, modulus), 2**19, modulus)

@@ -19,4 +19,4 @@ def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def run_check(options: argparse.Namespace) -> int:
-    return run(options.file, options.public_key, options.effort, options.json)
+    return run(options.file, options.public_key, options.effort, options.json, options.seed)

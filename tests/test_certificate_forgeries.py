@@ -1,0 +1,168 @@
+"""Forged certificates and wrong kernels that the checker must not accept."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import treadle as td
+from test_certificate import changed, small_step, with_manifest
+from test_lanes import kernel as lanes_kernel
+from treadle.cli.main import main
+from treadle.kernel.index import Var, variable
+from treadle.kernel.nodes import For, Literal, Role, Store
+from treadle.verify.certificate.programs import kernel_record
+from treadle_checker import randomness
+from treadle_checker.certificate import check_bytes, check_file
+from treadle_checker.field import Field
+from treadle_checker.index import read_index
+from treadle_checker.program import read_kernel
+from treadle_checker.races import check_races
+from treadle_checker.reading import Rejected
+
+
+@pytest.fixture(scope="module")
+def data() -> bytes:
+    return small_step().certificate.to_bytes()
+
+
+# Signatures
+
+
+def forged(data: bytes) -> bytes:
+    signature = {"algorithm": "ed25519", "key": "ab" * 32, "value": "cd" * 64}
+    return changed(data, lambda d: d.update(signature=signature))
+
+
+def test_a_signature_that_cannot_be_verified(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `cryptography`: unreadable if the signature is demanded, else not established."""
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
+    demanded = check_bytes(forged(data), bytes.fromhex("ab" * 32), effort=0)
+    assert (demanded.verdict, demanded.exit_code) == ("unreadable", 2)
+    assert "cryptography is not installed" in demanded.reason
+    read = check_bytes(forged(data))
+    assert (read.verdict, read.exit_code) == ("accepted", 3), str(read)
+    assert "not established: the key that it names has signed it" in str(read)
+
+
+def test_a_forged_signature(data: bytes) -> None:
+    pytest.importorskip("cryptography")
+    assert check_bytes(forged(data), effort=0).exit_code == 1
+
+
+# What a terminal is given
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\naccepted\ud800"
+
+
+@pytest.mark.parametrize("name", ["treadle", "device", "stage", "rule", "program", "field"])
+def test_control_characters_do_not_reach_a_terminal(name: str, data: bytes, tmp_path: Path) -> None:
+    def change(m: dict[str, Any]) -> None:
+        if name == "stage":
+            m["passages"][0]["stage"] = HOSTILE
+        elif name == "program":
+            m["programs"][0]["name"] = HOSTILE
+        elif name == "rule":
+            words = {"name": HOSTILE, "statement": HOSTILE, "count": 1, "class": "exact"}
+            m["rules"].append({**words, "status": "assumption"})
+        else:
+            m[name] = HOSTILE
+
+    path = tmp_path / "hostile.cert"
+    path.write_bytes(with_manifest(data, change))
+    report = check_file(str(path), effort=0)
+    for text in (str(report), json.dumps(report.record)):
+        assert all(c.isprintable() or c == "\n" for c in text)
+        assert "\naccepted" not in text
+    python = [sys.executable, "-m", "treadle_checker", str(path), "--effort", "0"]
+    ended = subprocess.run(python, capture_output=True, check=False)
+    assert ended.returncode == report.exit_code
+    assert not ended.stderr
+    assert not set(ended.stdout) & {0x1B, 0x07, 0x0D, 0x9B}
+
+
+# Randomness
+
+
+def test_primes_keys_and_samples_are_drawn_by_each_run() -> None:
+    seen = set[tuple[int, int, int]]()
+    for _ in range(20):
+        with randomness.seeded(randomness.fresh()):
+            field = Field()
+            sample = int(randomness.generator(2, 0, 7).integers(2**62))
+            seen.add((field.p.modulus, field.p.key, sample))
+    assert all(len(set(numbers)) == 20 for numbers in zip(*seen, strict=True))
+
+
+def test_a_seed_repeats_a_run(data: bytes) -> None:
+    first, again = check_bytes(data), check_bytes(data)
+    assert first.seed != again.seed
+    assert check_bytes(data, seed=first.seed).record == first.record
+    assert "--seed" not in str(first)  # all of it holds
+    left = check_bytes(data, effort=0)
+    assert f"--seed {left.seed}" in str(left)
+
+
+def test_the_command_takes_a_seed(
+    data: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "step.cert"
+    path.write_bytes(data)
+    assert main(["check", str(path), "--effort", "0", "--seed", "7", "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["seed"] == 7
+
+
+def test_no_factor_is_one_in_every_run() -> None:
+    """A fraction that is 1 modulo the primes of one run is another number in the next."""
+    with randomness.seeded(1):
+        moduli = [Field(trial).p.modulus for trial in range(4)]
+        forged_number = 1 - 2 * math.prod(moduli)
+        assert all(Field(trial).p.number(forged_number) == 1 for trial in range(4))
+    with randomness.seeded(2):
+        assert all(Field(trial).p.number(forged_number) != 1 for trial in range(4))
+
+
+# Races
+
+
+def test_a_repeated_variable_is_merged() -> None:
+    index = read_index([3, [1, "i"], [16, "j"], [-16, "j"], [2, "i"]])
+    assert index.terms == ((3, "i"),)
+    assert index.offset == 3
+
+
+def test_iterations_that_store_to_one_element() -> None:
+    """At i + 16j − 16j, with parallel i and sequential j, and the other way round."""
+    for outer, inner in (("i", "j"), ("j", "i")):
+        store = Store("y", variable(Var("i", 16)), Literal(0.0, td.float32))
+        extents = {"i": 16, "j": 8}
+        loop = For(Var(inner, extents[inner]), Role.SEQUENTIAL, (store,))
+        record = kernel_record(
+            lanes_kernel(For(Var(outer, extents[outer]), Role.PARALLEL, (loop,)))
+        )
+        (store_record,) = stores_of(record["body"])
+        at = store_record.index([0, [1, "i"]])
+        store_record[at] = [0, [1, "i"], [16, "j"], [-16, "j"]]
+        if outer == "i":
+            check_races(read_kernel(record))
+        else:
+            with pytest.raises(Rejected, match="may meet"):
+                check_races(read_kernel(record))
+
+
+def stores_of(body: Any) -> list[Any]:
+    """All stores in a record."""
+    if not isinstance(body, (list, dict)):
+        return []
+    if isinstance(body, list) and body[:1] == ["store"]:
+        return [body]
+    return [
+        s for part in (body.values() if isinstance(body, dict) else body) for s in stores_of(part)
+    ]
