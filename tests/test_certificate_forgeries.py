@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import treadle as td
+from checked_programs import graphs_of, record_of
 from test_certificate import changed, small_step, with_manifest
 from test_lanes import kernel as lanes_kernel
 from treadle.cli.main import main
 from treadle.kernel.index import Var, variable
 from treadle.kernel.nodes import For, Literal, Role, Store
+from treadle.schedule.schedule import CPU, schedule
 from treadle.verify.certificate.programs import kernel_record
 from treadle_checker import randomness
 from treadle_checker.certificate import check_bytes, check_file
+from treadle_checker.coverage import Runs, Touched, is_covered, runs_of
 from treadle_checker.field import Field
-from treadle_checker.index import read_index
-from treadle_checker.program import read_kernel
+from treadle_checker.index import Atom, Index, read_index, summed
+from treadle_checker.kernel_checks import check_program
+from treadle_checker.program import read_kernel, read_program
 from treadle_checker.races import check_races
 from treadle_checker.reading import Rejected
 
@@ -166,3 +173,70 @@ def stores_of(body: Any) -> list[Any]:
     return [
         s for part in (body.values() if isinstance(body, dict) else body) for s in stores_of(part)
     ]
+
+
+# What is never stored
+
+
+def of_elements(body: list[Any], index: list[Any], extent: int) -> list[Any]:
+    """The loop of an elementwise kernel, over other elements."""
+    text = json.dumps(body).replace(json.dumps([0, [1, "i0"]]), json.dumps(index))
+    (loop,) = json.loads(text)
+    loop[2] = extent
+    return loop
+
+
+@pytest.mark.parametrize("index", [[1, [2, "i0"]], [32, [1, "i0"]]], ids=["even", "half"])
+@pytest.mark.parametrize("effort", [0, 1])
+def test_elements_that_are_never_stored(index: list[Any], effort: int) -> None:
+    """Half of the elements are stored twice: as many stores as there are elements."""
+    program = schedule(td.trace(td.exp, td.Spec((64,))), target=CPU)
+    record = record_of(program, CPU)
+    check_program(read_program(record), graphs_of(program), effort)
+    (kernel,) = record["kernels"]
+    kernel["body"] = [of_elements(kernel["body"], index, 32)] * 2
+    with pytest.raises(Rejected, match="never stored"):
+        check_program(read_program(record), graphs_of(program), effort)
+
+
+def test_half_of_a_second_buffer_is_never_stored() -> None:
+    """A right call of a kernel says nothing of another one of equal form that stores less."""
+    graph = td.trace(lambda x, y: (td.exp(x), td.exp(y)), td.Spec((64,)), td.Spec((64,)))
+    program = schedule(graph, fuse=False, target=CPU)
+    record = record_of(program, CPU)
+    calls = [call for step in record["steps"] for call in step[1]]
+    claims = check_program(read_program(record), graphs_of(program))
+    assert all(c.is_established for c in claims)
+    half = json.loads(json.dumps(record["kernels"][calls[1][0]]))
+    half["body"] = [of_elements(half["body"], [32, [1, "i0"]], 32)] * 2
+    record["kernels"].append(half)
+    calls[1][0] = len(record["kernels"]) - 1
+    with pytest.raises(Rejected, match="never stored"):
+        check_program(read_program(record), graphs_of(program))
+
+
+def test_sets_of_addresses_agree_with_counting() -> None:
+    """Random indices and guards of small loops, all of their iterations written out."""
+    rng = random.Random(0)
+    for _ in range(2000):
+        extents = {name: rng.randint(1, 5) for name in "ijk"}
+        terms: list[Any] = [(rng.choice([-3, -1, 0, 1, 2, 3, 4, 6, 12, 25]), n) for n in "ijk"]
+        if rng.random() < 0.3:
+            inner = Index(0, ((2, "i"), (1, "j")))
+            terms.append((rng.choice([1, 7]), Atom("quotient", inner, 3)))
+        factors = tuple((rng.choice([0, 1, 2, 5]), n) for n in "ijk" if rng.random() < 0.7)
+        guard = (Index(rng.randint(-2, 2), factors), rng.randint(0, 3), rng.randint(3, 20))
+        guards = (guard,) if rng.random() < 0.5 else ()
+        index = summed(rng.randint(0, 9), terms)
+        found = runs_of(Touched(index, extents, guards))
+        wanted = set()
+        for at in itertools.product(*map(range, extents.values())):
+            values = {n: np.array(x) for n, x in zip(extents, at, strict=True)}
+            if all(low <= i.at(values) < high for i, low, high in guards):
+                wanted.add(int(index.at(values)))
+        assert {int(s) + d for s in found.starts for d in range(found.length)} == wanted
+        whole = Runs(np.array(sorted(wanted), np.int64), 1)
+        assert is_covered(whole, [found])
+        for left in sorted(wanted)[:3]:
+            rest = np.array(sorted(wanted - {left}), np.int64)
+            assert not is_covered(found, [Runs(rest, 1)])

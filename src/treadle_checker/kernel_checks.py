@@ -106,6 +106,8 @@ def check_call(program: Program, site: Site, effort: int, budget: Budget | None 
                 if not done and work < CHEAP and is_discrete:
                     trials *= MORE
                 evidence, done = evidence or looked_at, done + 1
+            if site.missing:
+                raise NotEstablished(site.missing)
             if site.meets:
                 raise NotEstablished(f"calls that fill {site.meets} may store the same element")
         condition = "iterations that did not run are like those that did"

@@ -13,10 +13,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from treadle_checker import program as ir
-from treadle_checker.bounds import stored_elements, written_span
-from treadle_checker.layouts import is_all
-from treadle_checker.program import Binding, Call, Kernel, Layout, Phase, Program, Repeat, Whole
-from treadle_checker.reading import Rejected
+from treadle_checker.bounds import reads_what_it_writes, stored_elements, written_span
+from treadle_checker.coverage import OfData, Runs, held_runs, is_covered, stores_to
+from treadle_checker.layouts import is_all, layout_of
+from treadle_checker.program import (
+    Binding,
+    Call,
+    Kernel,
+    Layout,
+    Phase,
+    Program,
+    Repeat,
+    Whole,
+    Work,
+)
+from treadle_checker.reading import NotEstablished, Rejected
 from treadle_checker.scopes import Scopes
 from treadle_checker.states import START, Held, Scan, State, add
 from treadle_checker.types import LEAVES, Graph, Value
@@ -34,6 +45,7 @@ class Site:
     iteration: int = 0  # of a repeat that is no scan's
     by_others: Mapping[str, int] | None = None  # elements of the same that other calls store
     meets: str = ""  # another call may store the same element
+    missing: str = ""  # why it is not known that all elements are stored
 
     @property
     def names(self) -> dict[str, tuple[str, int]]:
@@ -57,6 +69,7 @@ class Walk:
                 raise Rejected(f"{b.buffer} holds two things from one call on")
         self.scopes = Scopes(graphs, {b.scope for b in program.bindings})
         self.numbers: dict[object, int] = {}
+        self.covered: dict[tuple[Binding, str, int], str | None] = {}  # None: it is not
 
     def sites(self) -> Iterator[Site]:
         """Every distinct claim; Rejected where a buffer does not hold what is read of it."""
@@ -68,6 +81,7 @@ class Walk:
                 writers.setdefault(key, {})[site.call] = b.name
         for site in every:
             site = self._beside_others(site, writers)
+            site = replace(site, missing=self._missing(site, writers))
             form = site.call.kernel, site.iteration, self._signature(site)
             if form not in seen:
                 seen.add(form)
@@ -88,6 +102,47 @@ class Walk:
                 if last < first or (not is_own and first <= high and low <= last):
                     meets = held.buffer
         return replace(site, by_others=stored, meets=meets)
+
+    def _missing(
+        self, site: Site, writers: Mapping[tuple[Binding, str], Mapping[Call, str]]
+    ) -> str:
+        """Why it is not known that all elements of what a call fills are stored, by this call and
+        others; Rejected if some are not."""
+        for own in (b.name for b in site.kernel.outputs):
+            held, name = site.after[own], site.names[own][0]
+            if isinstance(held.content, Work) or _may_leave(site, own):
+                continue
+            key = held.stated, name, site.iteration
+            if key not in self.covered:
+                try:
+                    found = self._is_filled(site, held, writers[held.stated, name])
+                    self.covered[key] = "" if found else None
+                except OfData:  # how often something is stored is counted with the kernel
+                    self.covered[key] = ""
+                except NotEstablished as reason:
+                    self.covered[key] = str(reason)
+            missing = self.covered[key]
+            if missing is None:
+                told = f"some elements of {held.buffer} are never stored"
+                raise Rejected(f"kernel {site.kernel.name}: {told}")
+            if missing:
+                return missing
+        return ""
+
+    def _is_filled(self, site: Site, held: Held, writers: Mapping[Call, str]) -> bool:
+        content = held.stated.content
+        is_same = ir.in_iteration(content, 0) == ir.in_iteration(content, 1)
+        stored = list[Runs]()
+        for call, own in writers.items():
+            kernel = self.program.kernels[call.kernel]
+            row = {b.name: row for b, (_, row) in zip(kernel.buffers, call.arguments, strict=True)}
+            times = self.times[call] if is_same else 1
+            for runs in stores_to(kernel, own, row[own], times):
+                shift = 0 if is_same else row[own] * site.iteration
+                stored.append(Runs(runs.starts + shift, runs.length))
+        assert not isinstance(held.content, Work)
+        layout = layout_of(held.content, site.graph.type_of(held.value))
+        return is_covered(held_runs(layout), stored)
 
     def _span(self, call: Call, own: str, held: Held) -> tuple[int, int, int]:
         """The first and the last element of a buffer that a call stores, and in how many iterations
@@ -224,7 +279,17 @@ class Walk:
         contents = tuple((own, h.content) for own, h in (*site.before.items(), *site.after.items()))
         ends = tuple(form(site.after[own].value) for own in made)
         inside = tuple((own, form(h.value)) for own, h in site.before.items() if h.of)
-        return contents, ends, inside, site.meets
+        return contents, ends, inside, site.meets, site.missing
+
+
+def _may_leave(site: Site, own: str) -> bool:
+    """What is made of what was there, or added to a number, may leave some of it."""
+    held, before = site.after[own], site.before.get(own)
+    if before is None or before is held:
+        return False
+    is_number = site.graph.nodes[before.value.node].op == "constant"
+    adds = is_number and reads_what_it_writes(site.kernel, own)
+    return adds or held.value.node in site.graph.made_of([before.value.node])
 
 
 def nodes_between(site: Site) -> list[int]:
