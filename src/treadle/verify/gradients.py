@@ -9,7 +9,7 @@ of a function that has a gradient of its own. Such a gradient may be written oth
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -55,6 +55,36 @@ def check_gradient(loss: Graph, both: Graph, trial: int = 0, owner: str = "") ->
     count = sum(_compared(loss, both, draw, " or ".join(own)) for draw in range(DRAWS))
     told = f"{' and '.join(own)} compared in float64 alone, on {count} of {DRAWS} draws"
     return Claim("gradient", loss.name, buffers=names, reason=told)
+
+
+def is_right(loss: Graph, both: Graph, frozen: Collection[str]) -> bool:
+    """Whether `both` has the outputs of `loss` and its gradients, as far as numbers show.
+
+    A refusal stops a user's program, so another program decides too: the graphs are computed in
+    float64, and forward mode is compared with the gradients. Graphs too large for that are taken
+    for right.
+    """
+    reached = remove_dead_code(Graph(loss.nodes, loss.outputs[:1], loss.name)).parameters
+    given = {o.name for o in both.outputs if o.kind is OutputKind.GRADIENT}
+    if not given >= set(reached) - set(frozen):
+        return False
+    if _too_large(both):
+        return True
+    rng, most = np.random.default_rng(0), _index_size(both)
+    leaves = _leaves(both) | _leaves(loss)
+    inputs = {name: _drawn(t, most, rng, False) for name, t in leaves.items()}
+    with np.errstate(all="ignore"):
+        outputs = dict(zip(both.outputs, evaluate(both, inputs, Float64()), strict=True))
+        found = {(o.kind, o.name): value for o, value in outputs.items()}
+        for output, wanted in zip(loss.outputs, evaluate(loss, inputs, Float64()), strict=True):
+            value = found.get((output.kind, output.name))
+            if value is None or not np.allclose(value, wanted, 1e-6, 1e-9, equal_nan=True):
+                return False
+    try:
+        check_gradient(loss, both)
+    except (GraphError, GradientError):
+        return False
+    return True
 
 
 def _is_exact(loss: Graph, both: Graph, trial: int) -> bool:
