@@ -21,7 +21,9 @@ from treadle.frontend.scopes import isolated_tracing
 from treadle.ir.graph import Graph, Output, OutputKind
 from treadle.ir.ops import elementwise
 from treadle.ir.rewrite import inline_into
+from treadle.verify.certificate import replay
 from treadle_checker.certificate import check_bytes
+from treadle_checker.reading import Rejected
 
 UNCHECKED = td.CompileOptions(verify="off")
 
@@ -325,3 +327,35 @@ def test_gradients_through_linear_algebra_are_accepted(name: str) -> None:
     (claim,) = (c for c in report.claims if "gradients of the loss" in c.claim)
     assert claim.is_established
     assert "is the one that it has in the file" in claim.condition
+
+
+def test_labels_are_drawn_where_they_have_a_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right gradients of a head over classes are not refused, nor left to the second opinion."""
+
+    def loss(model: Any, batch: Any) -> td.Tensor:
+        return losses.linear_cross_entropy(batch["x"], model["w"], batch["y"])
+
+    def unexpected(passage: Any) -> bool:
+        raise AssertionError(passage.stage)
+
+    monkeypatch.setattr(replay, "_is_right", unexpected)
+    batch = {"x": td.Spec((3, 2)), "y": td.Spec((3,), td.int32)}
+    for classes in (2, 5):
+        model = {"w": nn.Parameter((classes, 2))}
+        td.compile_step(model, loss, optim.sgd(0.1), batch, device="oracle")
+
+
+def test_a_refusal_has_a_second_opinion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the checker takes for wrong and forward mode finds right is not established."""
+
+    def rejected(*arguments: Any) -> None:
+        raise Rejected("a value differs")
+
+    monkeypatch.setattr(replay, "check_derived", rejected)
+    model = {"w": nn.Parameter((3, 2))}
+    step = td.compile_step(
+        model, lambda m, x: td.tanh(x @ m["w"].T).mean(), optim.sgd(0.1), td.Spec((4, 2)),
+        device="oracle",
+    )  # fmt: skip
+    reasons = [p.reason or "" for p in step.report.evidence.passages]
+    assert any("forward mode finds no difference" in reason for reason in reasons)

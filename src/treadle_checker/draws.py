@@ -70,16 +70,17 @@ def agree(a: Graph, b: Graph, effort: Effort, budget: Budget) -> bool:
     has_integers = any(not is_float(dtype) and dtype != "bool" for dtype in every)
     is_drawn = has_integers and bool(_PREDICATES & ops)
     edges = _edges([a, b]) if is_drawn else []
+    indices = _indices(a) | _indices(b)
     for mode in modes:
         draws = effort.draws if is_drawn or mode.ordered else 1
-        if all(_agree_once(a, b, effort, budget, mode, k, edges) for k in range(draws)):
+        if all(_agree_once(a, b, effort, budget, mode, k, edges, indices) for k in range(draws)):
             return True
     return False
 
 
 def _agree_once(
     a: Graph, b: Graph, effort: Effort, budget: Budget, mode: Mode, draw: int,
-    edges: list[int],
+    edges: list[int], indices: dict[str, int],
 ) -> bool:  # fmt: skip
     """Whether both agree at some elements; more of them, as long as all are zero."""
     trial, size = mode.number + len(MODES) * draw, a.output_types[0].size
@@ -88,7 +89,7 @@ def _agree_once(
     most = index_size([a, b])
     if not size:
         return True
-    sides = [Elements(g, field, generic(g, field, most, edges)) for g in (a, b)]
+    sides = [Elements(g, field, generic(g, field, most, edges, indices)) for g in (a, b)]
     for count in (effort.samples * 16**k for k in range(MOST_ROUNDS)):
         some = np.array(sorted({*rng.integers(0, size, count).tolist(), 0, size - 1}))
         at = np.arange(size) if size <= 2 * count else some
@@ -103,7 +104,7 @@ def _agree_once(
 
 
 def generic(
-    graph: Graph, field: Field, most: int, edges: list[int]
+    graph: Graph, field: Field, most: int, edges: list[int], indices: dict[str, int]
 ) -> Callable[[Value], Source | None]:
     """Leaves as generic elements by their names; integers are indices inside what they index, or
     what they are compared with."""
@@ -120,9 +121,11 @@ def generic(
             if is_float(dtype):
                 return _colliding(field, name, at)
             drawn = field.keyed(name, dtype, at, most).p.astype(np.int64) % most
-            if edges:
+            # An index that nothing guards has no meaning outside of its axis.
+            inside = [e for e in edges if name not in indices or 0 <= e < indices[name]]
+            if inside:
                 which = field.keyed(f"edge of {name}", "float32", at).p
-                among = np.array(edges)[which // 2 % len(edges)]
+                among = np.array(inside)[which // 2 % len(inside)]
                 drawn = np.where(which % 2 == 0, among, drawn)
             return field.integers(drawn, dtype)
 
@@ -148,6 +151,32 @@ def _edges(graphs: Iterable[Graph]) -> list[int]:
                     found |= {value} if node.op == "eq" else {value - 1, value, value + 1}
             found |= {e for body in bodies_of(node) for e in _edges([body])}
     return sorted(found)[:MOST_EDGES]
+
+
+def _indices(graph: Graph) -> dict[str, int]:
+    """Leaves that index an axis as they are, and its length."""
+    found = _unguarded(graph)
+    leaves = ((graph.nodes[v.node], size) for v, size in found.items())
+    return {node.attributes.get("name", ""): s for node, s in leaves if node.op in LEAVES}
+
+
+def _unguarded(graph: Graph) -> dict[Value, int]:
+    """Values that index an axis without a comparison before, and its length."""
+    found: dict[Value, int] = {}
+    for position, node in reversed(list(enumerate(graph.nodes))):
+        value, a = Value(position), node.attributes
+        if node.op == "scatter_add":
+            found[node.operands[1]] = a["size"]
+        elif value in found and (node.op == "cast" or is_view(node)):
+            found[node.operands[0]] = found[value]
+        elif node.op == "call":
+            for body in bodies_of(node):
+                inside = _unguarded(body)
+                given = zip(body.inputs, node.operands)
+                found |= {v: inside[Value(i)] for i, v in given if Value(i) in inside}
+        for name, size in (pair for r in a.get("reads", ()) for pair in r.address.data.items()):
+            found[node.operands[int(name)]] = size
+    return found
 
 
 def _constants(graph: Graph, value: Value) -> Iterator[int]:
