@@ -37,6 +37,7 @@ from treadle.kernel.nodes import (
 )
 from treadle.kernel.packs import lane_step
 from treadle.kernel.program import Program
+from treadle.kernel.target import Target
 from treadle.kernel.verify import verify
 from treadle.memory.assemble import assemble
 from treadle.memory.plan import plan_buffers
@@ -95,9 +96,11 @@ def rows(x, y):
     return [td.layer_norm(x + y, y[0], y[1]), x.sum(0), td.softmax(x), td.gelu(x) * y]
 
 
-def program_of(function, dtype: DType = dtypes.bfloat16, shape=(4096, 768)) -> Program:
+def program_of(
+    function, dtype: DType = dtypes.bfloat16, shape=(4096, 768), target: Target = ALONE
+) -> Program:
     type_ = TensorType(shape, dtype)
-    return scheduled(td.trace(function, type_, type_))
+    return scheduled(td.trace(function, type_, type_), target=target)
 
 
 def test_rows_are_warps_and_accesses_are_packs() -> None:
@@ -132,7 +135,7 @@ def test_scattered_sums_have_owners() -> None:
     def scatter(x, y):
         return [td.scatter_add(x, td.cast(td.argmax(y, 1), td.int32), y, 0)]
 
-    program = program_of(scatter, dtypes.float32, (512, 256))
+    program = program_of(scatter, dtypes.float32, (512, 256), ALONE.in_order())
     assert any(isinstance(geometry_of(k).template, Scattered) for k in program.distinct())
 
 
@@ -143,7 +146,7 @@ def test_few_rows_of_a_scattered_sum_are_spread_over_all_blocks(rows: int, owned
     def scatter(x, y):
         return [td.scatter_add(td.zeros((rows, 16)), td.cast(td.argmax(y, 1), td.int32), y, 0)]
 
-    program = program_of(scatter, dtypes.float32, (2401, 16))
+    program = program_of(scatter, dtypes.float32, (2401, 16), ALONE.in_order())
     templates = (geometry_of(k).template for k in program.distinct())
     (found,) = (t for t in templates if isinstance(t, Scattered))
     assert (found.rows, found.blocks) == (owned, -(-rows // owned))

@@ -270,7 +270,8 @@ class Machine:
         if id(s) not in self.vectors:
             own = {b for b in self.lanes if self.lanes[b] == s.var}
             is_apart = s.role in INDEPENDENT
-            self.vectors[id(s)] = not conflicts_in(s, own) if is_apart else _is_plain_sum(s)
+            can_be = not conflicts_in(s, own) if is_apart else _is_plain_sum(s)
+            self.vectors[id(s)] = can_be and not _scans(s)
         return self.vectors[id(s)]
 
     # Values
@@ -423,6 +424,12 @@ def _lane_loops(kernel: Kernel) -> dict[str, Var]:
     private = {b.name for b in kernel.scratch if b.lanes > 1}
     loops = (s for s in walk(kernel.body) if isinstance(s, For) and s.role is Role.VECTOR)
     return {a.buffer: s.var for s in loops for a in accesses(s.body) if a.buffer in private}
+
+
+def _scans(loop: For) -> bool:
+    """Whether statements of an iteration read what earlier iterations accumulated."""
+    every = (s for s in walk(loop.body) if isinstance(s, Accumulate) and s.scanned)
+    return bool({s.local for s in every} - names_in(loop.body))
 
 
 def _is_plain_sum(loop: For) -> bool:
