@@ -44,7 +44,7 @@ family(
         ),
         "whiten": "(({0} - {0}.mean(0)) / (td.std({0}, 0, 0) + 0.1)).max(1)",
         "excite": "{0} * td.softmax({0}.mean(0)) * td.sigmoid({0}.max(1))[:, None]",
-        "outer_norm": "{0} / (td.norm({0}, 2, 1)[:, None] + 1) / (td.norm({0}, 2, 0)[None] + 1)",
+        "outer_norm": "{0} / (td.norm({0}, 1)[:, None] + 1) / (td.norm({0}, 0)[None] + 1)",
         "row_and_column": "{0} - {0}.mean(0) - {0}.mean(1, keepdims=True) + {0}.mean()",
         "diagonal": "({0} * {0}).sum(0) @ td.softmax({0}, 0).T",
         "rank_one": "{0}.mean(1, keepdims=True) * {0}.mean(0, keepdims=True)",

@@ -21,7 +21,7 @@ family(
         "var": "td.var({0}, {axis}, 0, {keepdims})",
         "std": "td.std({0}, {axis}, 0, {keepdims})",
         "logsumexp": "td.logsumexp({0}, {axis}, {keepdims})",
-        "norm": "td.norm({0}, 2, {axis}, {keepdims})",
+        "norm": "td.norm({0}, {axis}, {keepdims})",
         "any": "td.any({0} > 1, {axis}, {keepdims})",
         "all": "td.all({0} > -2, {axis}, {keepdims})",
         "count": "td.sum({0} > 0, {axis}, {keepdims})",
