@@ -213,7 +213,11 @@ OPTIMIZERS: dict[str, Row] = {
     "nadam": by_torch("nadam decay"),
     "radam": by_torch("radam decay"),
     "adamax": by_torch("adamax decay"),
+    "asgd": by_torch("asgd all"),
+    "rprop": by_torch("rprop all"),
+    "adafactor": by_torch("adafactor all"),
     "adabelief": by_numpy("adabelief decay"),
+    "ademamix": by_numpy("ademamix all"),
     "laprop": by_numpy("laprop decay"),
     "lion": by_numpy("lion decay"),
     "adamp": by_numpy("adamp"),
@@ -277,12 +281,14 @@ TRANSFORMS: dict[str, tuple[optim.Transform, Callable[[], Any]]] = {
 EVALUATES_ELSEWHERE = {"schedule_free_adamw", "lookahead", "ema", "swa"}
 # What takes a parameter by rows and columns; to the others it is a line of numbers.
 BY_ROWS = {
-    "adamp", "galore", "muon", "max_norm", "clip_adaptively", "centralize_gradients",
+    "adafactor", "adamp", "galore", "muon", "max_norm", "clip_adaptively", "centralize_gradients",
     "group_lasso_penalty", "orthogonal_penalty",
 }  # fmt: skip
 
 REASONS = {
     **dict.fromkeys(("chain", "freeze", "group", "groups", "only"), "put others together"),
+    **dict.fromkeys(("shampoo", "soap"), "matrices as long as an axis: test_optimizers.py"),
+    "lbfgs": "one vector of all parameters: test_optimizers.py",
     **dict.fromkeys(("gradnorm", "pcgrad"), "of losses with parts: test_multitask.py"),
     **dict.fromkeys(("Domain", "Context", "Optimizer", "Transform", "Schedule"), "types"),
     **dict.fromkeys(
