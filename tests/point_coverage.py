@@ -42,5 +42,5 @@ ELSEWHERE = {
         compile_step cond custom_vjp debug_print ensemble grad jvp metric scan summary trace update
         value_and_grad vjp vmap while_loop
         """,
-    "derivatives of lgamma: tests/test_special_functions.py": "polygamma",
+    "relatives of lgamma: tests/test_special_functions.py": "polygamma igamma igammac",
 }
