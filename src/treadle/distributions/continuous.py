@@ -59,6 +59,14 @@ class LocationScale(Distribution):
         self.loc, self.scale = parameters(self._name, loc=(loc, REAL), scale=(scale, POSITIVE))
         super().__init__(self.loc.shape, (), self.loc.dtype)
 
+    @property
+    def mean(self) -> Tensor:
+        return self.loc
+
+    @property
+    def mode(self) -> Tensor:
+        return self.loc
+
     def _standard(self, shape: Shape) -> Tensor:
         raise NotImplementedError
 
@@ -76,14 +84,6 @@ class LocationScale(Distribution):
 
 class Normal(LocationScale):
     """The normal distribution, as torch.distributions.Normal."""
-
-    @property
-    def mean(self) -> Tensor:
-        return self.loc
-
-    @property
-    def mode(self) -> Tensor:
-        return self.loc
 
     @property
     def stddev(self) -> Tensor:
@@ -113,14 +113,6 @@ class Normal(LocationScale):
 
 class Laplace(LocationScale):
     """The Laplace distribution, as torch.distributions.Laplace."""
-
-    @property
-    def mean(self) -> Tensor:
-        return self.loc
-
-    @property
-    def mode(self) -> Tensor:
-        return self.loc
 
     @property
     def variance(self) -> Tensor:
@@ -153,10 +145,6 @@ class Cauchy(LocationScale):
         return self.loc * math.nan
 
     @property
-    def mode(self) -> Tensor:
-        return self.loc
-
-    @property
     def variance(self) -> Tensor:
         return self.loc * 0 + math.inf
 
@@ -185,10 +173,6 @@ class Gumbel(LocationScale):
         return self.loc + self.scale * EULER
 
     @property
-    def mode(self) -> Tensor:
-        return self.loc
-
-    @property
     def variance(self) -> Tensor:
         return self.scale * self.scale * (math.pi**2 / 6)
 
@@ -211,14 +195,6 @@ class Gumbel(LocationScale):
 
 class Logistic(LocationScale):
     """The logistic distribution: the logit of a uniform number, times a scale, plus a location."""
-
-    @property
-    def mean(self) -> Tensor:
-        return self.loc
-
-    @property
-    def mode(self) -> Tensor:
-        return self.loc
 
     @property
     def variance(self) -> Tensor:
