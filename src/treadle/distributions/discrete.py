@@ -410,8 +410,7 @@ class Multinomial(Distribution):
         return self.total_count * self.probs * (1 - self.probs)
 
     def sample(self, sample_shape: Shape = ()) -> Tensor:
-        shape = as_shape(sample_shape)
-        drawn = self.categorical.sample((self.total_count, *shape))
+        drawn = self.categorical.sample((self.total_count, *sample_shape))
         return sum_of(one_hot(drawn, self.event_shape[0], self.dtype), 0)
 
     def log_prob(self, value: Operand) -> Tensor:
@@ -428,10 +427,6 @@ class Multinomial(Distribution):
         k = cast(as_tensor(np.arange(n + 1).reshape(shape)), self.dtype)
         spread = (exp(counts.log_prob(k)) * lgamma(k + 1)).sum(0).sum(-1)
         return n * self.categorical.entropy() - math.lgamma(n + 1) + spread
-
-
-def as_shape(sample_shape: Shape) -> Shape:
-    return tuple(sample_shape)
 
 
 def _inside(probs: Tensor) -> Tensor:
